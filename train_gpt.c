@@ -28,7 +28,7 @@
 typedef struct {
     int N, C;
     const float *weight, *bias; // [N,C], [N]; bias NULL: none
-    float *rounded;             // [N,C] the weight, rounded for matmuls; in FP32 `weight` itself
+    float *rounded;             // [N,C] the weight, rounded for matmuls; in an FP32 run `weight`
     float *dweight, *dbias;
     // number: format of the operands of the forward matmul and of the input gradient; wgrad:
     // format of the operands of the weight gradient
@@ -82,8 +82,8 @@ typedef struct {
 
     int *inputs, *targets; // [B,T]
     // [B,T] where each token's document begins (kernels/cpu.h); NULL: documents are not kept apart.
-    // attention_starts and position_starts are `starts`, or NULL if attention or positions do not
-    // restart at each document
+    // attention_starts is `starts` if attention restarts at each document, else NULL;
+    // position_starts is `starts` if positions restart at each document, else NULL
     int *starts, *attention_starts, *position_starts;
     const float *wte, *wpe; // [P,C], [positions,C]; wpe NULL: the model has none
     float *dwte, *dwpe;
@@ -368,8 +368,8 @@ static float fp8_scale_for(Trainer *t, int slot_index, Purpose purpose, const fl
     return scale;
 }
 
-// Rounds an operand [rows,N] or [rows,C]. Returns a factor by which the matmul's result must be
-// multiplied.
+// Rounds an operand of the layer: X or W, which are [rows,C], or dY [rows,N]. Returns a factor by
+// which the matmul's result must be multiplied.
 static float round_operand(Trainer *t, const CpuLinear *l, OperandId operand, NumberFormat number,
                            Purpose purpose, float *out, const float *x, int rows) {
     const Precision *p = &t->run.precision;
@@ -584,8 +584,9 @@ static void model_backward(Trainer *t, int B, int T) {
 
 // ---- update -----------------------------------------------------------------------------------
 
-// A skipped step does not change the amax history. It drops the amaxes of activations and
-// gradients, but keeps those of the weights, because the weights have not changed.
+// Moves the step's amaxes into their history, and updates the delayed scales. A skipped step does
+// neither: it drops the amaxes of activations and gradients, but keeps the amaxes of the weights,
+// because the weights have not changed.
 static void scaling_update(Trainer *t, bool skipped) {
     const Run *run = &t->run;
     const Precision *p = &run->precision;

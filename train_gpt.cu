@@ -65,8 +65,8 @@ typedef struct {
 
     Replay micro[MICRO_KINDS];
     Pending *pending; // [RESULTS], pinned
-    // first: the first step of this process. enqueued: the step to enqueue next; the steps from
-    // progress.step to enqueued - 1 are in flight.
+    // Steps, counted from 0. first: the first step of this process; enqueued: the step to enqueue
+    // next. The steps from progress.step to enqueued - 1 are in flight.
     int64_t first, enqueued;
 } Trainer;
 
@@ -98,9 +98,9 @@ static void trainer_free_plan(Trainer *t) {
 // the plan.
 #define FIT_OVERHEAD_BYTES ((int64_t)1200 << 20)
 
-// Makes the whole plan of a run from its options and the device's number formats. memory: bytes of
-// the device; with --optimizer-cpu-offload, as much state is moved to host memory as must be so
-// that the plan fits. Returns false, with error_text(), if the plan is not possible.
+// Makes the whole plan of a run from its options and the device's number formats. memory: the bytes
+// that the run may take of the device. With --optimizer-cpu-offload, only the state that does not
+// fit there is planned in host memory. Returns false, with error_text(), if no plan is possible.
 static bool trainer_plan(Trainer *t, NumberSupport support, int64_t memory) {
     run_configure(&t->run, support);
     int tokens = options_batch(&t->run.options) * t->run.config.seq_length;
@@ -123,8 +123,8 @@ typedef struct {
     double host;
 } PlannedRun;
 
-// Returns the bytes that a run with these options takes of the device; INT64_MAX: no plan is
-// possible.
+// Returns the bytes of device memory that a run with these options takes, or INT64_MAX if no plan
+// is possible.
 static int64_t planned_bytes(void *context, const Options *options) {
     PlannedRun *p = (PlannedRun *)context;
     FREED Trainer *t = (Trainer *)calloc_or_die(1, sizeof(Trainer));
@@ -152,8 +152,8 @@ static void check_memory(const Trainer *t, NumberSupport support, int64_t memory
     }
 }
 
-// Checks the memory that all ranks of this host need together. No rank allocates memory before all
-// ranks have checked.
+// Dies if this machine lacks the host memory that all its ranks need together. No rank allocates
+// memory before all ranks have checked.
 static void check_host_memory(const Trainer *t) {
     char need[32], have[32];
     double bytes = params_host_bytes(&t->params, &t->host_plan), available = host_memory(NULL);
@@ -382,7 +382,7 @@ static void fc2_backward(Trainer *t, const Block *b, int M, bool accumulate) {
     }
 }
 
-// Goes backward from d_qkv, the gradient of the rotated queries and keys, to d_norm.
+// Goes backward from d_qkv, the gradient of what attention reads, to d_norm.
 static void qkv_backward(Trainer *t, const Block *b, int B, int T, bool accumulate) {
     const LinearLayer *qkv = &b->qkv;
     RotaryBackward r = b->rope;
@@ -457,9 +457,9 @@ static Operand head_forward(Trainer *t, int row, int rows, Scratch max_sums, Pas
 }
 
 // Computes the LM head and the loss, one chunk of rows at a time, so that the logits of all rows
-// are never in memory together. net.loss_sum becomes the sum of the losses; with `accumulate` the
-// sum is added to it. If gradient_scale > 0, also computes d_norm and the gradient of the head's
-// weight.
+// are never in memory together. Sets net.loss_sum to the sum of the losses. If gradient_scale > 0,
+// also computes d_norm and the gradient of the head's weight. With `accumulate`, the sum and the
+// weight's gradient are added to the old values.
 static void head_loss(Trainer *t, int M, float gradient_scale, bool accumulate, Pass pass) {
     const ModelConfig *c = &t->run.config;
     Network *net = &t->net;
@@ -539,7 +539,8 @@ static int micro_kind(const Trainer *t, int micro) {
     return (micro == 0 ? MICRO_FIRST : 0) | (last ? MICRO_LAST : 0);
 }
 
-// Runs a micro-step (Replay). Steps that count FP8 codes are launched kernel by kernel.
+// Runs a micro-step (Replay). A step that counts FP8 codes is launched kernel by kernel, because
+// the graph of a micro-step does not count.
 static void replay_micro_step(Trainer *t, int kind) {
     Replay *r = &t->micro[kind];
     if (!t->run.options.cuda_graphs || !r->warm || t->params.counting) {
@@ -798,8 +799,8 @@ static void maybe_save(Trainer *t) {
 // Sets the scales of FP8 tensors whose scales are not known (model/precision.h).
 static void calibrate(Trainer *t) {
     run_beat(&t->run, ACTIVITY_WAIT, "calibrating FP8 scales");
-    // receives all weights first, because a rank measures the amaxes of weights that are sent in
-    // BF16 when it quantises them
+    // receives all weights first: if a weight is sent in BF16, a rank measures its amax only when
+    // it quantises the received weight
     for (int b = 0; b < t->run.layout.num_buckets; b++) { network_receive(&t->net, b); }
     params_calibrate(&t->params);
     for (int i = 0; i < FP8_CALIBRATIONS; i++) {
@@ -905,8 +906,8 @@ static void print_plan(Trainer *t) {
 
 // ---- the loop ---------------------------------------------------------------------------------
 
-// Times one more step, by kernel family. Its micro-steps are launched kernel by kernel, and its
-// learning rate is 0.
+// With --profile, times one more step by kernel family. Its micro-steps are launched kernel by
+// kernel, and its learning rate is 0.
 static void profile_step(Trainer *t) {
     Run *run = &t->run;
     double ms[FAMILY_COUNT], all = 0;

@@ -1,7 +1,7 @@
 // Scores multiple-choice sets in two ways: the model chooses the answer with the highest sum of its
 // tokens' log-probabilities, or the one with the highest mean (as llm.c does for HellaSwag). A row
-// is a context with one of its answers. A batch has rows of similar length, all padded to the same
-// power of two, so that batches have few shapes.
+// is a context with one of its answers. A batch has rows of similar length, all padded to one
+// length (64, 128, 256, ..., at most --seq-length), so that batches have few shapes.
 #include "metrics.h"
 #include "run.h"
 
@@ -61,7 +61,7 @@ static void score_rows(Run *run, const ChoiceSet *set, ChoiceModel model, Row *r
             batch[n++] = row;
         }
         if (n == 0 || (n < B && i < num_rows)) { continue; }
-        int filled = 1; // rows of the batch: a power of two, so that few attention plans are made
+        int filled = 1; // rows of the batch: B or a power of two, so there are few attention plans
         while (filled < n) { filled *= 2; }
         filled = filled < B ? filled : B;
         for (size_t t = (size_t)n * T; t < (size_t)filled * T; t++) {

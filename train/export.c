@@ -78,7 +78,7 @@ void run_export(Run *run) {
     Dtype dtype = o->export_fp8 ? DTYPE_F8_E4M3 : DTYPE_BF16;
     FileWriter w;
     FREED TensorEntry *tensors = NULL;
-    const TensorEntry *edges = NULL; // a weight whose last blocks are smaller than the others
+    const TensorEntry *edges = NULL; // an FP8 weight whose last blocks are smaller than the others
     check_model(run);
     int files = 0, count = hf_tensors(&run->layout, dtype, NULL, &tensors);
     FREED int *starts = calloc_or_die((size_t)count + 1,

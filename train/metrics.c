@@ -7,7 +7,7 @@
 //   eval     an evaluation
 //   choices  the score of a multiple-choice set
 //   save     a checkpoint that was saved, or why it was not
-//   ranks    with several ranks, at every printed line: how long each rank computes
+//   ranks    with several ranks, every --log-interval steps: how long each rank computes
 //   fp8      each tensor's saturation and underflow (--fp8-stats-interval)
 //   profile  the time of each kernel family (--profile)
 //   end      the end of the run
@@ -42,9 +42,10 @@ static bool has_records(FILE *file, bool torn) {
     return torn ? strncmp(line, start, n) == 0 : record;
 }
 
-// Finds where the last complete line ends. An incomplete line may follow, after a killed run or on
-// a full disk, or zeros, after a power cut. *ours: whether a trainer wrote the file. If not,
-// returns false, and the caller must not change the file.
+// Sets *whole to where the last complete line ends, and *end to the end of the file. Between them
+// may lie an incomplete line, which a killed run or a full disk leaves, or zeros, which a power cut
+// leaves. *ours: whether a trainer wrote the file. If not, returns false, and the caller must not
+// change the file.
 static bool find_whole(FILE *file, off_t *whole, off_t *end, bool *ours) {
     *ours = true;
     if (fseeko(file, 0, SEEK_END) != 0) { return false; }
@@ -57,7 +58,7 @@ static bool find_whole(FILE *file, off_t *whole, off_t *end, bool *ours) {
     return *ours && fseeko(file, 0, SEEK_END) == 0;
 }
 
-// Replaces the file by a copy of its complete lines, which no other folder shares.
+// Replaces the file by a copy of its first `whole` bytes, so that no other folder shares it.
 static bool make_own(const char *path, off_t whole) {
     size_t bytes;
     FREED char *text = file_read(path, &bytes);

@@ -5,8 +5,8 @@
 
 BEGIN_C
 
-// Opens a file of metrics to append to, and locks it. Fails if another process has locked it. If
-// hard links share the file with another folder, it is first replaced by a copy.
+// Opens a file of metrics for appending, and locks it. Fails if another process has locked it, or
+// if it has other content. If the file has several hard links, a copy first replaces it.
 bool metrics_open(Metrics *m, const char *path);
 void metrics_close(Metrics *m);
 void metrics_sync(const Metrics *m); // syncs the file to the disk

@@ -11,13 +11,13 @@ BEGIN_C
 
 bool run_has_steps(const Run *run); // whether a step is left to train
 bool run_goes_on(const Run *run);   // whether the run continues after this step
-// Whether step number `step` (counted from 1, as progress.step) must be reported before the next
-// step is enqueued: because an evaluation, a sample, a save or the end of the run may follow, or
-// because the last reported step was skipped.
+// Whether the trainer must report step number `step` (the first step has number 1) before it
+// enqueues the next step: an evaluation, a sample, a save or the end of the run may follow the
+// step, or the last reported step was skipped.
 bool run_needs_result(const Run *run, int64_t step);
-// A trainer calls these two functions after it has reported the latest step. Before them and before
-// the first step, it evaluates if progress.eval_left is set: a resumed run repeats an interrupted
-// evaluation.
+// A trainer calls these two functions after it has reported the latest step and, if
+// progress.eval_left is set, has evaluated. If progress.eval_left is set before the first step,
+// the trainer evaluates then: the run resumes, and repeats an interrupted evaluation.
 bool run_should_sample(const Run *run);
 bool run_should_save(const Run *run);
 
@@ -48,8 +48,8 @@ bool run_part_is_whole(Run *run);
 bool run_counts_fp8(const Run *run, int64_t step);
 
 // For --dump-gradients: writes the step's loss, which is the mean over its targets, and the
-// gradients of this loss, and exits. gradients [layout.size]: those of the sum of the losses
-// divided by precision.step_tokens.
+// gradients of this loss, and exits. gradients [layout.size]: the gradients of the sum of the
+// losses, divided by precision.step_tokens; run_dump multiplies them by step_tokens / targets.
 void run_dump(Run *run, float *gradients, double loss) __attribute__((noreturn));
 
 // ---- multiple-choice sets (choices.c) -----------------------------------------------------------
@@ -64,9 +64,10 @@ typedef struct {
     void (*sum)(void *trainer, int64_t *values, int n);
 } ChoiceModel;
 
-// Adds to counts[0] the number of questions, to counts[1] the number that the model answers right
-// if it chooses the answer with the lowest sum of its tokens' losses, and to counts[2] the same
-// number for the lowest mean. All ranks' questions count. A signal ends the scoring early.
+// Sets counts, which must be zeros, to sums over all ranks: counts[0] to the number of questions,
+// counts[1] to the number of right answers if the model chooses the answer with the lowest sum of
+// its tokens' losses, counts[2] to that number if it chooses by the lowest mean. A signal ends the
+// scoring early.
 void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]);
 
 // Scores all sets of --eval-choices, prints the results, and records them in metrics.jsonl. Stops
@@ -79,9 +80,10 @@ void run_score_choices(Run *run, ChoiceModel model);
 // until the next call, and the caller may change them.
 typedef float *(*NextLogits)(void *trainer, const int *tokens, int n);
 
-// Prints the prompt and the model's continuation: as text, or without a tokenizer as ids. A signal
-// ends the sample early. The model sees the last seq_length tokens. With --sample-only, a warning
-// tells from which token on it no longer sees the beginning of the prompt.
+// Prints the text of --sample-prompt and the model's continuation: as text or, without a tokenizer
+// or with --sample-tokens, as token ids. A signal ends the sample early. The model sees only the
+// last seq_length tokens. If --sample-only and --sample-length are given, a warning says from which
+// token on the model does not see the beginning of the prompt.
 void run_sample(Run *run, NextLogits next_logits, void *trainer);
 
 // ---- end ----------------------------------------------------------------------------------------

@@ -45,9 +45,10 @@ static void warn_of_templates(const Run *run, const char *option, const Mixture 
     }
 }
 
-// Warns of a source of texts whose documents end with another token than run->document_end, if it
-// matters, and of a source of which --eod-mask-loss leaves nothing out of the loss, because no
-// token ends a document. In conversations the mask leaves the first tokens out.
+// Warns of a source of texts whose documents end with another token than run->document_end, if the
+// run looks for that token. Also warns if --eod-mask-loss leaves nothing of the source out of the
+// loss, because the token does not occur. In conversations, masks already leave out the targets at
+// the beginning of a document.
 static void warn_of_ends(Run *run, const char *option, const Source *source, const Dataset *data) {
     bool texts = false, unlisted = false;
     for (const Sidecar *b = data->sidecars; b < data->sidecars + data->num_shards; b++) {
@@ -87,7 +88,8 @@ static void open_mixture(Run *run, Mixture *m, const char *option, const char *t
     warn_of_templates(run, option, m);
 }
 
-// A run that does not train needs no training data, but may use the tokenizer beside them.
+// In a run that does not train, --data may come from the checkpoint, and then only serves to find
+// the tokenizer beside the shards: the shards themselves are not opened.
 void run_open_train_data(Run *run) {
     const Options *o = &run->options;
     Mixture *m = &run->train_data;
@@ -128,7 +130,8 @@ static void announce_train_data(const Run *run) {
     }
 }
 
-// Returns how many shards, of conversations or of texts, have no SHARD.starts.
+// Returns how many shards without SHARD.starts hold conversations or, if `conversations` is false,
+// texts.
 static int count_unlisted(const Run *run, bool conversations) {
     const Mixture *sets[] = {&run->train_data, &run->valid_data};
     int count = 0;
@@ -176,7 +179,8 @@ typedef struct {
     const char *path;
 } Fingerprinted;
 
-// Dies if a file of --`option` has another tokenizer's fingerprint than the first file.
+// Dies if a file of --`option` has another fingerprint than *first. If the fingerprint of *first is
+// not known, sets *first from the file.
 static void check_fingerprint(Fingerprinted *first, const char *option, const TokenFile *file) {
     if (first->fingerprint == 0) { *first = (Fingerprinted){file->tokenizer, file->path}; }
     if (file->tokenizer != 0 && file->tokenizer != first->fingerprint) {

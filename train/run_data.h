@@ -59,8 +59,9 @@ void run_eval_batch(Run *run, int source, int64_t sample, int *inputs, int *targ
 // one beside the shards.
 bool run_set_by_data(void *run, Options *options);
 
-// Returns the token that ends a document of some shards, according to the tokenizer that made them;
-// run->document_end if that tokenizer is not known, or if --tokenizer names one.
+// Returns the token that ends a document in the shards that the pattern `shards` matches, according
+// to the tokenizer that made them. Returns run->document_end if that tokenizer is not known, or if
+// --tokenizer names one.
 int run_document_end(Run *run, const char *shards);
 
 // Opens the tokenizer of --tokenizer, whose document_end becomes run->document_end. In a run that

@@ -51,11 +51,11 @@ static FoundTokenizer read_beside(Run *run, const char *path) {
     return found;
 }
 
-// Finds the tokenizer that made some shards, among those beside the shards (tokenizer.bin,
-// PREFIX_tokenizer.bin). fingerprint: that of the shards' tokenizer (tokenizer.h); 0: not known. If
-// it is known, finds a tokenizer that has it; of several, the one whose path has the longest
-// beginning in common with the shards' path. If it is not known, finds tokenizer.bin. Returns false
-// if no tokenizer fits.
+// Finds the tokenizer that made some shards, among the files tokenizer.bin and PREFIX_tokenizer.bin
+// beside the shards. fingerprint: the fingerprint of the shards' tokenizer (tokenizer.h), or 0 if
+// it is not known. If it is known, only tokenizers with this fingerprint fit; of several, the
+// function finds the one whose path has the longest beginning in common with the shards' path. If
+// it is not known, only tokenizer.bin fits. Returns false if no tokenizer fits.
 static bool find_made(Run *run, const char *shards, uint32_t fingerprint, FoundTokenizer *made) {
     CLOSED(globfree) glob_t files = {0};
     size_t closest = 0;
@@ -63,7 +63,7 @@ static bool find_made(Run *run, const char *shards, uint32_t fingerprint, FoundT
     find_beside(&files, shards);
     for (size_t i = 0; i < files.gl_pathc; i++) {
         FoundTokenizer beside = read_beside(run, files.gl_pathv[i]);
-        size_t length = 0; // of the common beginning
+        size_t length = 0; // how many characters the two paths have in common at the beginning
         while (shards[length] != '\0' && shards[length] == beside.path[length]) { length++; }
         bool named = strcmp(path_name(beside.path), TOKENIZER_FILE) == 0;
         bool fits = fingerprint != 0 ? beside.fingerprint == fingerprint : named;
@@ -151,8 +151,8 @@ static FoundTokenizer find_tokenizer(Run *run, const Options *o) {
                  shards);
         }
     }
-    // if the run trains on conversations and the same tokenizer lies beside their shards, takes
-    // that copy, with its tokenizer.json, because its chat template has written the conversations
+    // if the run trains on conversations, and the same tokenizer with a tokenizer.json lies beside
+    // their shards, takes the files there, because their chat template wrote the conversations
     if (found.vocab > 0 && !given && o->data[0] != '\0' && find_of_sources(run, o, true, &beside) &&
         beside.fingerprint == found.fingerprint) {
         int stem = (int)strlen(beside.path) - (int)strlen("bin");
@@ -205,8 +205,8 @@ static Companion read_companion(const char *path) {
 // - the tokenizer;
 // - Hugging Face's files for the tokenizer, such as PREFIX_tokenizer.json beside
 //   PREFIX_tokenizer.bin; for the byte tokenizer, this program makes them;
-// - the generation_config.json of the checkpoint that the run starts from. The one beside the
-//   tokenizer names the tokens that end answers in conversations; they are added.
+// - the generation_config.json of the checkpoint that the run starts from. To it are added the
+//   tokens that end answers in conversations, from a generation_config.json beside the tokenizer.
 // Also reads that checkpoint's config.json.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
@@ -253,7 +253,7 @@ void run_open_tokenizer(Run *run) {
     if (o->tokenizer[0] != '\0' && !tokenizer_open(&run->tokenizer, o->tokenizer)) {
         die("--tokenizer %s", error_text());
     }
-    // the tokenizer of a checkpoint may name another token than the data beside their shards
+    // documents may end with another token in the data than in a checkpoint's tokenizer
     if (run->tokenizer.vocab > 0 && run->document_end >= 0) {
         tokenizer_set_document_end(&run->tokenizer, run->document_end);
     }

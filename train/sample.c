@@ -20,7 +20,7 @@ static char *tokens_text(const char *given) {
     return text;
 }
 
-// Reads --sample-tokens.
+// Sets run->prompt to the tokens of --sample-tokens.
 static bool read_prompt(Run *run) {
     const char *given = run->options.sample_tokens;
     if (given[0] == '@' && options_train(&run->options)) { // a resumed run may not find the file

@@ -54,9 +54,9 @@ void save_folder_begin(const Run *run) {
     if (!save_config(&run->options)) { die("--save %s", error_text()); }
 }
 
-// Called if the path of --save no longer leads to the folder that the run has locked, because it
-// was moved or deleted. The run takes the folder to which the path leads now, or makes one. Returns
-// false if it cannot make one.
+// Called if the folder that the run has locked was moved or deleted. Locks the folder to which the
+// path of --save leads now, and makes it if there is none. Returns false if it cannot be made, and
+// dies if another run has locked it.
 static bool take_folder_again(Run *run) {
     const Options *o = &run->options;
     warn("--save %s: the folder was moved or deleted; from step %lld on the run saves to a "
@@ -66,7 +66,7 @@ static bool take_folder_again(Run *run) {
         warn("--save %s", error_text());
         return false;
     }
-    if (!checkpoint_lock(o)) { die("--save %s", error_text()); } // another run has the folder
+    if (!checkpoint_lock(o)) { die("--save %s", error_text()); }
     if (!save_config(o)) { warn("--save %s", error_text()); }
     run->saves.id = path_id(o->save);
     return true;

@@ -27,9 +27,9 @@ static inline bool save_is_due(const Options *o, int64_t step) {
 // Warns of a schedule that ends with a learning rate of 0, or never reaches --lr.
 void warn_of_schedule(const Options *options);
 
-// Warns if a run that resumes after `step` steps continues with a clearly higher or lower learning
-// rate than the checkpoint's run, with the options `was`, would have. For example, a larger
-// --train-iters moves the decay to later steps, and a smaller one to earlier steps.
+// Warns if the learning rate jumps where a run resumes after `step` steps: if the next step's rate
+// is clearly higher or lower than the checkpoint's run had or would have. was: the options of that
+// run. For example, a larger --train-iters moves the decay to later steps.
 void warn_of_jump(const Options *options, const Options *was, int64_t step);
 
 END_C

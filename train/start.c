@@ -26,7 +26,7 @@ static int64_t count_windows(void *context) {
     return run->train_data.windows;
 }
 
-static Options was; // the options that the run takes from the checkpoint that it starts from
+static Options was; // the options that the run inherits from the checkpoint (option_is_inherited)
 
 // If torchrun, srun or mpirun has started the ranks, all of them call this function, and only rank
 // 0 warns.
@@ -41,8 +41,8 @@ void run_resolve_options(Run *run) {
         facts.windows = count_windows;
     }
     bool claims = options_save(o) && !o->plan && !o->list_checkpoints && !o->list_tensors;
-    // if another run still saves to the folder, waits for the end of that run, whose last
-    // checkpoint has the options to take
+    // if another run still saves to the folder, waits for the end of that run, because this run
+    // may inherit the options of that run's last checkpoint
     if (claims && o->resume[0] != '\0' && !checkpoint_await(o)) { die("--save %s", error_text()); }
     or_die(checkpoint_model(&run->start, o, &was));
     if (o->origin[0] != '\0') { facts.checkpoint = &was; }
@@ -177,7 +177,7 @@ void run_start(Run *run, const char *device) {
 
 // ---- the checkpoint -----------------------------------------------------------------------------
 
-// Reads run->progress from the checkpoint that --resume names. Rank 0 verifies it.
+// Reads run->progress from the checkpoint that --resume names. Rank 0 verifies the checkpoint.
 static void resume(Run *run) {
     const Options *o = &run->options;
     Checkpoint *checkpoint = &run->start;
@@ -205,8 +205,8 @@ static void resume(Run *run) {
     if (run->group.rank == 0) { warn_of_jump(o, &was, run->progress.step); }
 }
 
-// Starts from the weights of --load, or from random ones. A folder of Hugging Face's has no
-// checksums.
+// Starts from random weights or from those of --load, whose checksums rank 0 verifies. A Hugging
+// Face model has no checksums.
 static void start_anew(Run *run) {
     const Options *o = &run->options;
     const Checkpoint *c = &run->start;
@@ -307,7 +307,7 @@ void run_first_weights(Run *run, int64_t begin, int64_t end, float *out) {
     if (!check_values(run, begin, end, out, FLT_MAX)) {
         die("--load %s: %s", run->start.path, error_text());
     }
-    // a value above FP16_MAX shows a flipped bit in an exponent
+    // a value above FP16_MAX probably has a flipped bit in its exponent
     if (said || check_values(run, begin, end, out, FP16_MAX)) { return; }
     warn("--load %s: %s: is the file damaged?", run->start.path, error_text());
     said = true;

@@ -17,11 +17,12 @@ void run_free_configuration(Run *run);
 
 // Returns the bytes of the plan with these options.
 typedef int64_t (*PlannedBytes)(void *context, const Options *options);
-// Sets *fit to the run's options, if need be with sizes with which the plan fits in `memory` bytes:
-// a smaller micro-batch and, if one sequence does not fit, shorter sequences. Returns false, with
-// the sizes as they are, if nothing makes the plan fit.
+// Sets *fit to the run's options. If their plan does not fit in `memory` bytes, *fit gets smaller
+// sizes that do: a smaller micro-batch and, if one sequence does not fit, shorter sequences.
+// Returns false, and leaves the sizes as they are, if nothing makes the plan fit.
 bool run_find_fit(const Run *run, double memory, PlannedBytes planned, void *context, Options *fit);
-// Returns the options for the sizes in *fit that are not the run's. "": all sizes are the run's.
+// Returns as text the options that set those sizes of *fit that differ from the run's; "" if none
+// does.
 const char *run_say_fit(const Run *run, const Options *fit, char out[80]);
 
 // Prints what run_configure has decided; or answers --list-checkpoints, --list-tensors or --export,
@@ -29,9 +30,9 @@ const char *run_say_fit(const Run *run, const Options *fit, char out[80]);
 void run_announce(Run *run);
 // Writes the folder of --export, and prints a summary of it (export.c).
 void run_export(Run *run);
-// Sets run->prompt to the tokens of --sample-tokens, or to the token with which every document
-// begins, followed by the tokens of --sample-prompt. Warns if the prompt is longer than a sequence
-// (sample.c).
+// Sets run->prompt to the tokens of --sample-tokens or, without this option, to the token with
+// which every document begins and the tokens of --sample-prompt. Warns if the prompt is longer than
+// a sequence (sample.c).
 bool run_encode_prompt(Run *run);
 // Opens the data and the save folder, catches signals, and prints the lines that describe the run.
 // device: the device's name in these lines and in metrics.jsonl. All ranks must read the same data

@@ -55,7 +55,7 @@ typedef struct {
 
     Mixture train_data, valid_data; // count 0: there are none
     Loader train;
-    FoundTokenizer *beside; // [num_beside] those beside the shards that were looked at
+    FoundTokenizer *beside; // [num_beside] tokenizers beside shards that read_beside has read
     int num_beside;
     Tokenizer tokenizer;        // vocab 0: there is none
     int document_end;           // the token that ends a document; -1: not known
@@ -99,9 +99,9 @@ static inline bool run_can_eval(const Run *run) {
 // call run_beat themselves; other code that may take long must call it. what: a string literal.
 void run_beat(const Run *run, Activity activity, const char *what);
 
-// A run that trains prints everything to standard output or, with --quiet and on ranks other than
-// 0, nothing. Any other run prints its answers to standard output, and the rest to standard error
-// or, if it is quiet, nowhere.
+// Sets where the run prints. A run that trains prints everything to standard output; with --quiet
+// or on ranks other than 0 it prints nothing. Any other run prints its answers to standard output,
+// and all else to standard error; with --quiet or on ranks other than 0 it prints only the answers.
 void console_open(Run *run);
 // Flushes the answers. If they cannot be written, a run that trains warns and continues; any other
 // run dies, because its answers are its result.

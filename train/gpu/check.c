@@ -81,8 +81,8 @@ void check_hash(Check *c, int pass) {
 static void fetch(Check *c) {
     size_t bytes = (size_t)(CHECK_PASSES * c->rows) * sizeof(uint64_t);
     gpu_read(c->net->gpu, c->host, c->hashes, bytes);
-    // a gradient's hash is the sum of its parts' hashes; without that of the part that the rank
-    // keeps, the hash of the other parts is left
+    // a gradient's hash is the sum of its parts' hashes, so subtracting the hash of the part that
+    // the rank keeps leaves the hash of the other parts
     for (int pass = 0; pass < CHECK_PASSES; pass++) {
         uint64_t *whole = c->host + pass * c->rows + c->first[ROWS_GRADIENTS];
         const uint64_t *kept = c->host + pass * c->rows + c->first[ROWS_KEPT];
@@ -157,8 +157,8 @@ static bool passes_agree(const Check *c, const char *device, int64_t step, int f
                         : "a third differs again");
 }
 
-// Returns, on rank 0, whether all ranks have the same weights. If not, it reports the rank whose
-// hash the fewest ranks have.
+// Whether all ranks have the same weights, FP8 codes and tables. If not, fails with the rank whose
+// hash the fewest ranks have. Rank 0 calls it. all: every rank's RankHashes, each of `bytes` bytes.
 static bool weights_agree(const Check *c, const char *all, size_t bytes, int64_t step) {
     int ranks = c->net->run->group.ranks, differs = 0, odd = 0, fewest = ranks;
     char name[96];
@@ -213,7 +213,7 @@ void check_hash_state(Check *c, bool next) {
     if (s->length == 0) { return; } // only delayed scaling keeps scales between steps
     int64_t history = (int64_t)s->count * s->length * (int64_t)sizeof(float) / 8 * 8;
     gpu_hash(p->gpu, row + CHECK_SCALES, s->history, history, 0);
-    for (int i = 0; i < s->count; i++) { // leaves out the amaxes, because a step collects them
+    for (int i = 0; i < s->count; i++) { // without the amaxes, which the next step's passes change
         gpu_hash(p->gpu, row + CHECK_SCALES, &s->scales[i], offsetof(Fp8Scale, amax),
                  history / 8 + i);
     }

@@ -7,9 +7,10 @@
 // ranks share; and one for the rotary table with the scales of weights' blocks. The part of a
 // gradient that this rank keeps has a row of its own, because that part has been summed over the
 // ranks if the micro-step is also the step's last one. The two passes must leave the same rows; if
-// they do not, a third pass shows which of the two was wrong. The rows of weights must be the same
-// on all ranks. The optimizer's state and the delayed scales with their history are hashed after
-// the step's update and before the next update; these two hashes must be the same.
+// they do not, a third pass shows which of the two was wrong. The rows of weights, FP8 codes and
+// tables must be the same on all ranks. The optimizer's state and the delayed scales with their
+// history are hashed after the step's update and before the next update; the hashes of both times
+// must be the same.
 #pragma once
 
 #include "network.h"
@@ -48,11 +49,11 @@ typedef struct {
 void check_plan(Check *c, const Network *net, Plan *plan);
 void check_close(Check *c);
 
-// Hashes what pass number `pass` of the micro-step, from 0, has computed. Called after each pass.
+// Hashes what pass number `pass` (0, 1 or 2) of the micro-step has computed. Call it after a pass.
 void check_hash(Check *c, int pass);
 // Whether the first two passes left the same hashes, on all ranks. Waits for the device.
 bool check_repeats(Check *c);
-// Whether the passes of every rank agree and all ranks have the same weights. All ranks call it and
+// Whether every rank's passes agree and all ranks have the same weights. All ranks call it and
 // get the same answer. If check_repeats has returned false, the caller must first make and hash a
 // third pass; check_agrees waits for that pass's hashes.
 bool check_agrees(Check *c, int64_t step);

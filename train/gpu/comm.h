@@ -38,8 +38,8 @@ typedef struct {
     bool begun;        // between comm_begin and comm_end
 } Comm;
 
-// Opens the NCCL communicator of all ranks on the current device. Fails if another rank has the
-// same device. slots: the number of slots. group NULL: one rank.
+// Opens the NCCL communicator of all ranks on the current device. Fails if two ranks have the same
+// device or different versions of NCCL. slots: the number of slots. group NULL: one rank.
 bool comm_open(Comm *c, Group *group, Gpu *gpu, int slots);
 void comm_close(Comm *c);
 

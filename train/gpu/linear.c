@@ -95,7 +95,7 @@ void linear_receive(Gpu *gpu, const LinearLayer *l) {
     count(gpu, l, OPERAND_W, l->w.rows.codes, size);
 }
 
-// Sets FP8 operands, each in the form in which the summed dimension is contiguous.
+// Sets a matmul's operands to FP8 codes, in the forms in which the summed dimension is contiguous.
 static void set_fp8(Gemm *g, const Operand *a, Fp8Form a_form, const Operand *b, Fp8Form b_form,
                     bool fast_accumulation) {
     g->a = a_form.codes;

@@ -41,7 +41,7 @@ static inline bool linear_runs(const LinearLayer *l, Pass pass) {
     return pass != PASS_RECOMPUTE || l->matmul_recomputed;
 }
 
-// Returns the operand of the layer's input. It has those forms that a kernel must write in this
+// Returns the layer's input as an operand that has only the forms that a kernel must write in this
 // pass.
 Operand linear_input(const LinearLayer *l, Pass pass);
 

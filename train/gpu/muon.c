@@ -70,7 +70,8 @@ typedef struct {
     int from, to;
 } Move;
 
-// Returns the move of rank `rank`'s part of a matrix to the owner, or from the owner back.
+// Returns the move of rank `rank`'s part of a matrix to the owner, or from the owner back. If the
+// rank has no part of it, the move's `begin` is not below its `end`.
 static Move move_of(const ZeroLayout *z, const ZeroMatrix *matrix, int rank, bool back) {
     const ZeroSegment *s = &z->segments[matrix->segment];
     int64_t begin = s->begin + rank * s->part;

@@ -24,14 +24,14 @@ BEGIN_C
 typedef struct {
     const ZeroLayout *zero;
     float factor;         // the value of --muon-extra-scale-factor
-    int num_matrices;     // the matrices of all ranks; 0: AdamW updates all parameters
-    int num_own;          // the matrices that this rank updates
+    int num_matrices;     // how many matrices Muon updates on all ranks; 0: only AdamW is used
+    int num_own;          // how many matrices this rank updates
     ZeroMatrix *matrices; // [num_matrices]
     ZeroMatrix *own;      // [num_own]
     // [num_own] on the device: the index of each matrix's first element among the gradients
     int64_t *offsets;
-    Bf16 *x, *next;          // matrices that are computed together
-    Bf16 *gram, *polynomial; // [side,side] for each of them; side = min(rows, columns)
+    Bf16 *x, *next;          // a batch of matrices, before and after a Newton-Schulz step
+    Bf16 *gram, *polynomial; // [side,side] for each matrix of the batch; side = min(rows, columns)
     double *partials;        // partial sums of the matrices' norms
 } Muon;
 

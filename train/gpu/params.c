@@ -32,8 +32,8 @@ static int64_t segment_size(const Params *p, int segment) {
     return p->zero.segments[segment].part * p->zero.ranks;
 }
 
-// Returns how many floats the scales of a weight, or of its transpose, take: one for each block of
-// 128 x 128, and padding.
+// Returns how many floats are planned for the scales of a weight, and as many for the scales of its
+// transpose: one for each block of 128 x 128, and padding.
 static int64_t block_scales_room(const Fp8Weight *w) {
     return max64(fp8_scale_count(SCALE_BLOCK_128X128, w->rows, w->columns),
                  fp8_scale_count(SCALE_BLOCK_128X128, w->columns, w->rows));
@@ -412,7 +412,7 @@ void *params_weights(const Params *p, TensorId id, int layer, bool *codes) {
     return (char *)p->weights.segments[s] + offset * (is_codes ? 1 : (int64_t)sizeof(Bf16));
 }
 
-// Returns the address of the gradients from an offset of the sharded layout on.
+// Returns the gradients from an offset of the sharded layout on.
 static Gradient gradients_from(const Params *p, int64_t sharded_offset) {
     const AdamWUpdate *u = &p->optimizer.adamw;
     return (Gradient){(char *)u->gradients + sharded_offset * gpu_type_bytes(u->gradient_type),

@@ -61,7 +61,7 @@ typedef struct {
     // device memory
     ZeroRange *ranges;
     int num_ranges;
-    AdamWUpdate adamw;      // `gradients`: zero.size elements; `weights`: those sent as FP8 codes
+    AdamWUpdate adamw;      // `gradients`: zero.size elements; `weights`: weights sent as FP8 codes
     AdamWUpdate *updates;   // [num_buckets] copies of adamw, each with the segments of one bucket
     AdamWSegment *segments; // on the device, [num_ranges]
     GradientPart *parts;    // on the device, [num_parts]: parts of the sum for the gradients' norm

@@ -137,8 +137,8 @@ static const Matmul matmuls[] = {{"forward", OPERAND_X, OPERAND_W},
                                  {"weight-gradient", OPERAND_DY, OPERAND_X}};
 enum { MATMULS = sizeof(matmuls) / sizeof(matmuls[0]) };
 
-// Checks one of a layer's matmuls: with K = 2 * FP8_BLOCK, so that each row has two scales, and
-// with the types and the epilogue that a step uses.
+// Checks one of a layer's matmuls, with the types and the epilogue that a step uses. K is
+// 2 * FP8_BLOCK, so that with blockwise scaling each row has two scales.
 static bool check_matmul(Gpu *gpu, const Precision *p, const LinearPrecision *lp, int matmul) {
     const Matmul *kind = &matmuls[matmul];
     const Fp8Type type_a = lp->type[kind->a], type_b = lp->type[kind->b];

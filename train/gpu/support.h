@@ -17,10 +17,10 @@ NumberSupport support_of(int capability);
 // some rank, no rank uses FP8: all ranks warn or, with --fp8-required, die. All ranks call it.
 NumberSupport support_find(Gpu *gpu, const Options *o, const Group *group);
 
-// Tests a matmul g, D [n,n] = A B' of operands [n,k], whose elements are small whole numbers in g's
-// types and scalings. The device must compute D exactly if D is in FP32 and without an epilogue,
-// and cuBLASLt must support g with its own type of D, epilogue and accumulation. The function sets
-// g's pointers. It compares the first `rows` rows with the CPU's result. ms: NULL, or receives the
+// Whether the device can compute a matmul g, D [n,n] = A B' of operands [n,k], whose pointers the
+// function sets. It fills A and B with small whole numbers in g's types and scalings, and computes
+// D in FP32 without an epilogue: the first `rows` rows must equal the CPU's. Besides, cuBLASLt must
+// support g with g's own type of D, epilogue and accumulation. ms: NULL, or receives the
 // milliseconds of one matmul g.
 bool support_matmul(Gpu *gpu, Gemm g, int rows, float *ms);
 

@@ -38,7 +38,8 @@ static void give_up(int signal_number) {
         return fail("nccl" #name ": %s (NCCL_DEBUG=INFO tells more)", n->GetErrorString(status)); \
     }
 
-// Fills in the seconds of one all-reduce. values: scratch [elements] on the host.
+// Checks the sums of one all-reduce, and sets *seconds to the time that one takes. values: scratch
+// [elements] on the host.
 static bool check_all(const Nccl *n, Member *members, int gpus, int64_t elements, float *values,
                       double *seconds) {
     size_t bytes = (size_t)elements * sizeof(float);
