@@ -84,9 +84,9 @@ __global__ void attention_forward_kernel(Bf16 *out, float *lse, const Bf16 *qkv,
     if (threadIdx.x % WARP == 0) { lse[(token / s.T * s.H + h) * s.T + t] = max + logf(sum); }
 }
 
-// A warp computes dQ of a query, from the keys that the query sees. With KEYS, a warp computes dK
-// and dV of a key, from the queries that see the key, in all query heads of the key's group. The
-// warp loads its own query or key only once.
+// Without KEYS, a warp computes dQ of a query, from the keys that the query sees. With KEYS, a warp
+// computes dK and dV of a key, from the queries that see the key, in all query heads of the key's
+// group. The warp loads its own query or key only once.
 template <bool KEYS>
 __global__ void attention_backward_kernel(Bf16 *d_qkv, const Bf16 *d_out, const Bf16 *out,
                                           const float *lse, const Bf16 *qkv, int64_t tokens,

@@ -1,5 +1,5 @@
-// What the kernels share: 16-byte loads and stores of BF16, reductions in a fixed order, partial
-// sums over rows, and what launchers check.
+// What the kernels share: fast approximations of functions, 16-byte loads and stores of BF16,
+// reductions in a fixed order, partial sums over rows, and the launchers' checks.
 #pragma once
 
 #include "kernels.h"
@@ -10,10 +10,10 @@
 #include <limits.h>
 #include <math_constants.h>
 
-// A vector is VEC BF16 values, which are 16 bytes. nvcc unrolls loops over VEC by itself.
+// A vector is VEC BF16 values, which are 16 bytes. nvcc unrolls loops over VEC without a pragma.
 enum { WARP = 32, VEC = 8 };
 
-// The threads that one SM holds.
+// How many threads an SM can hold.
 #if defined(__CUDA_ARCH__) && \
     ((__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1200)
 enum { SM_THREADS = 1536 };
@@ -21,7 +21,7 @@ enum { SM_THREADS = 1536 };
 enum { SM_THREADS = 2048 };
 #endif
 
-#ifdef __CUDACC__ // otherwise test/emulated/ has these functions
+#ifdef __CUDACC__ // without nvcc, test/emulated/ defines these functions
 
 // Returns 2^x within 2 units in the last place. Subnormal arguments and results count as 0.
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -44,17 +44,18 @@ __device__ __forceinline__ float amax_of(float amax, float x) {
     return larger;
 }
 
-// Makes the `lanes` threads of a group, which are whole warps, wait for each other. A block has up
-// to 15 groups.
+// Makes the threads of a group wait for each other. The group has `lanes` threads, which are whole
+// warps. A block has up to 15 groups, because named barrier 0 is that of __syncthreads().
 __device__ __forceinline__ void group_barrier(int group, int lanes) {
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
 }
 
-// Launches a kernel; if the launch fails, the program ends.
+// Launches a kernel with `shared` bytes of dynamic shared memory. If the launch fails, the program
+// ends.
 template <typename KERNEL, typename... ARGUMENTS>
 static void launch_with_shared(KERNEL kernel, dim3 blocks, dim3 threads, size_t shared,
                                cudaStream_t stream, const ARGUMENTS &...arguments) {
-    if (shared > 0) { // static and dynamic memory above 48 KB must be requested
+    if (shared > 0) { // static and dynamic memory of more than 48 KB in all must be requested
         CUDA_CHECK(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     }
@@ -68,8 +69,9 @@ struct Floats8 {
     float v[VEC];
 };
 
-// low_bf16 and high_bf16 return, as a float, one of two BF16 values that are packed in a 32-bit
-// word. Each function takes one instruction, while CUDA's own conversion of both takes three.
+// low_bf16 and high_bf16 return, as a float, the lower or the upper of two BF16 values that are
+// packed in a 32-bit word. Each function takes one instruction. CUDA's own conversion of both
+// values takes three.
 __device__ __forceinline__ float low_bf16(uint32_t pair) {
     return __uint_as_float(pair << 16);
 }
@@ -123,7 +125,7 @@ __device__ __forceinline__ Bf16 to_bf16(float x) {
     return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
-// Returns sigmoid(x log 2), from exp2_fast and reciprocal_fast.
+// Returns 1 / (1 + 2^-x), which is sigmoid(x log 2).
 __device__ __forceinline__ float sigmoid2(float x) {
     return reciprocal_fast(1.0f + exp2_fast(-x));
 }
@@ -132,7 +134,8 @@ __device__ __forceinline__ float sigmoid(float x) {
     return sigmoid2(1.4426950408889634f * x);
 }
 
-// gelu(x) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). GELU_1 x + GELU_3 x^3 is 2u / log 2.
+// gelu(x) = x sigmoid(2u), where u = sqrt(2/pi) (x + 0.044715 x^3)
+//         = x sigmoid2(GELU_1 x + GELU_3 x^3)
 #define GELU_1 2.302208198f
 #define GELU_3 0.1029432397f
 
@@ -165,14 +168,14 @@ __device__ __forceinline__ MaxSum combine(MaxSum a, MaxSum b) {
 }
 
 // Each of a and b holds two BF16 values. Returns the larger of the two lower halves and the larger
-// of the two upper halves; a half is NaN if either input half is NaN.
+// of the two upper halves; a result is NaN if one of its two inputs is NaN.
 __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
     const __nv_bfloat162 m = __hmax2_nan(*reinterpret_cast<const __nv_bfloat162 *>(&a),
                                          *reinterpret_cast<const __nv_bfloat162 *>(&b));
     return *reinterpret_cast<const uint32_t *>(&m);
 }
 
-// Returns the largest of 8 packed BF16 values.
+// Returns the largest of 8 packed BF16 values, or NaN if one of them is NaN.
 __device__ __forceinline__ float max8(uint4 packed) {
     const uint32_t m = max_pair(max_pair(packed.x, packed.y), max_pair(packed.z, packed.w));
     return low_bf16(max_pair(m, __byte_perm(m, m, 0x1032)));
@@ -191,14 +194,14 @@ __device__ __forceinline__ float rotated(float x, float partner, float cosine, f
     return fmaf(x, cosine, partner * sine);
 }
 
-// `a` has elements of a head's first half, `b` their partners in the second half. Either all 8
-// pairs are used, or only the first.
+// Pairs that RoPE rotates: `a` has elements of a head's first half, `b` their partners in the
+// second half. Either all 8 pairs are used, or only the first one.
 struct Pairs {
     Floats8 a, b;
 };
 
-// Rotates the first WIDTH pairs. direction: 1, or -1 to rotate back. A caller that exchanges a and
-// b passes the opposite direction.
+// Rotates the first WIDTH pairs. direction: 1, or -1 to rotate back. If a and b are exchanged, the
+// caller passes the opposite direction.
 template <int WIDTH>
 __device__ __forceinline__ void turn(Pairs &p, const Floats8 &cosine, const Floats8 &sine,
                                      float direction) {
@@ -240,9 +243,9 @@ __device__ __forceinline__ float amax8(float amax, const Floats8 &x) {
     return amax;
 }
 
-// Sets *amax to the larger of *amax and the largest `magnitude` of the block. Floats are compared
-// by their bits: non-negative floats have the order of their bits, and NaN is the largest. All
-// threads must call it.
+// Raises *amax to at least the largest `magnitude` among the block's threads. The bits of the
+// floats are compared as integers. For non-negative floats this gives the same order, with NaN as
+// the largest. All threads must call this function.
 __device__ __forceinline__ void block_amax(float *amax, float magnitude) {
     __shared__ uint32_t shared[WARP];
     int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
@@ -287,10 +290,10 @@ static inline int divide_up(int64_t a, int64_t b) {
 // ---- sums over rows: partial sums, then a second launch ----
 
 enum {
-    PARTIALS = 264,  // a number of thread blocks: two on each SM of an H200
+    PARTIALS = 264,  // a number of thread blocks: two for each of an H200's 132 SMs
     ROW_LANES = 8,   // rows that a block of column_sums_kernel reads at a time
-    TILE_ROWS = 128, // rows of a tile of quantize.cuh
-    MATMUL_ROWS = 64 // rows of one partial sum of fused_matmul.cu
+    TILE_ROWS = 128, // rows of a tile in quantize.cuh
+    MATMUL_ROWS = 64 // rows that one partial sum of fused_matmul.cu covers
 };
 
 // Up to three kinds of partial sums, [kind][count][columns]. For each kind, sum_partials adds up
@@ -337,7 +340,8 @@ static inline void check_scratch(const char *name, Scratch scratch, int64_t floa
     check_aligned(name, {scratch.data});
 }
 
-// Checks a tensor [M,N] that is written. Returns whether any FP8 form of the tensor is requested.
+// Checks a tensor [M,N] that a launcher is about to write. Returns whether any FP8 form of the
+// tensor is requested.
 static inline bool check_operand(const char *name, const Operand *t, int64_t M, int64_t N) {
     bool codes = t->rows.codes != NULL || t->columns.codes != NULL;
     check_tensors(name, M, N, {t->bf16, t->rows.codes, t->columns.codes});
@@ -360,8 +364,8 @@ static inline bool check_operand(const char *name, const Operand *t, int64_t M, 
     return codes;
 }
 
-// Returns the address to which a kernel that writes t.bf16 also writes its amax; NULL if the amax
-// is not measured.
+// Returns where a kernel that writes t.bf16 must also write the amax, or NULL if the kernel need
+// not measure the amax.
 static inline float *measured_amax(const Operand &t) {
     return t.scaling == SCALE_CURRENT && t.writes_amax ? &t.scale->amax : NULL;
 }

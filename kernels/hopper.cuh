@@ -10,10 +10,10 @@
 enum {
     WARPS = 4, // warps of a warpgroup
     GROUP = WARPS * WARP,
-    // turn_wait and turn_pass use named barriers 3 and 4, so groups 2 and 3 have no group_barrier
-    // in kernels with turns
+    // the first of the two named barriers of turn_wait and turn_pass; in kernels that call these,
+    // groups 2 and 3 must not call group_barrier, which would use the same barriers
     TURN_BARRIERS = 3,
-    // bytes of a row of a swizzled tile
+    // bytes of a row in a swizzled tile
     FULL_ROW = 128,
     HALF_ROW = 64,
     QUARTER_ROW = 32
@@ -21,10 +21,10 @@ enum {
 
 typedef uint64_t Barrier; // an mbarrier
 
-// Returns whether a multiprocessor has enough registers. A block's warpgroups begin with equal
-// shares of the 65536 registers, a multiple of 8 for each thread. Then setmaxnreg lowers each
-// thread of the first warpgroup to `first` registers, and raises each thread of the others to
-// `others`. With too few registers the kernel would hang.
+// Returns whether the 65536 registers of an SM suffice for a block. At first each thread has an
+// equal share of the registers, rounded down to a multiple of 8. Then setmaxnreg lowers each thread
+// of the first warpgroup to `first` registers, and raises each thread of the others to `others`.
+// With too few registers, setmaxnreg would wait forever.
 constexpr bool registers_suffice(int first, int others, int other_groups = 2) {
     return first + other_groups * others <=
            (other_groups + 1) * (65536 / ((other_groups + 1) * GROUP) / 8 * 8);
@@ -72,7 +72,8 @@ __device__ __forceinline__ void cluster_barrier(void) {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Arrives at the barrier, whose phase then is complete only after TMA has loaded this many bytes.
+// Arrives at the barrier. The barrier's phase is then not complete before TMA has loaded this many
+// bytes.
 __device__ __forceinline__ void barrier_expect(Barrier *b, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
                  "r"(bytes)
@@ -80,7 +81,8 @@ __device__ __forceinline__ void barrier_expect(Barrier *b, int bytes) {
 }
 
 // Waits until phase number `phase` of the barrier is complete. Only the parity of phases is
-// compared, so the wait must begin before the next phase is complete.
+// compared, so the wait must begin before the next phase is complete. To wait for phase n - 1,
+// callers pass n + 1; phase -1 of a new barrier counts as complete.
 __device__ __forceinline__ void barrier_wait(Barrier *b, uint32_t phase) {
     uint32_t done = 0;
     while (!done) {
@@ -157,8 +159,8 @@ __device__ __forceinline__ void tma_store(const CUtensorMap &map, const void *fr
 
 // Returns WGMMA's descriptor of an operand in shared memory: rows of 128 bytes, in the layout of a
 // TMA box with CU_TENSOR_MAP_SWIZZLE_128B that begins at a multiple of 1024. The descriptor has the
-// swizzle at bit 62, and at bit 32 the distance between groups of 8 rows, divided by 16. The
-// swizzle does not use the field at bit 16.
+// swizzle at bit 62, and at bit 32 the distance between groups of 8 rows, divided by 16. With this
+// swizzle the hardware ignores the field at bit 16.
 __device__ __forceinline__ uint64_t wgmma_operand(const void *tile) {
     return (uint64_t)(shared_address(tile) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
@@ -207,7 +209,7 @@ __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, b
 #undef SUMS64
 
 // Returns the descriptor of an operand that lies transposed in shared memory: each index of the
-// summed dimension has a row of 128 bytes. Both offset fields are 1024 bytes, which is 8 rows, so
+// summed dimension has a row of 128 bytes. Both offset fields hold 1024 bytes, which are 8 rows, so
 // it does not matter which one the hardware uses. The operand of the next WGMMA begins 16 rows
 // (2048 bytes) further.
 __device__ __forceinline__ uint64_t wgmma_transposed(const void *tile) {
@@ -229,7 +231,8 @@ __device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b, bo
 }
 
 // The same matmul with A in registers: a thread has two pairs of adjacent columns in each of two
-// rows. The registers must not change before wgmma_wait, so the caller pins them after the wait.
+// rows. The registers must not change before wgmma_wait, so the caller calls pin() for them after
+// the wait.
 template <bool TRANSPOSED_B>
 __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t *a, uint64_t b, bool adds) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -249,8 +252,8 @@ template <int LEFT> __device__ __forceinline__ void wgmma_wait(void) {
 }
 
 // Makes the compiler compute these pairs of rounded BF16 before the code that follows, such as a
-// wait for WGMMAs. Otherwise ptxas moves the wait up, before arithmetic that does not need it. (The
-// condition is never true: rounding to BF16 never gives all ones.)
+// wait for WGMMAs. Otherwise ptxas moves the wait up, before arithmetic that could run during the
+// WGMMAs. (The condition is never true: rounding to BF16 never gives all ones.)
 template <int N> __device__ __forceinline__ void hold(const uint32_t (&pairs)[N]) {
     uint32_t all = ~0u;
 #pragma unroll
@@ -265,7 +268,7 @@ template <int N> __device__ __forceinline__ void pin(float (&d)[N]) {
     for (int i = 0; i < N; i++) { asm volatile("" : "+f"(d[i])::"memory"); }
 }
 
-// The same for an operand in registers, which an unfinished WGMMA reads.
+// The same for a WGMMA's operand in registers, which must not change before the WGMMA has finished.
 template <int N> __device__ __forceinline__ void pin(uint32_t (&a)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) { asm volatile("" : "+r"(a[i])::"memory"); }
@@ -279,13 +282,13 @@ __device__ __forceinline__ void wgmma_commit(void) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Groups the thread's TMA stores since the last commit.
+// Makes a group of the TMA stores that the thread has begun since its last commit.
 __device__ __forceinline__ void stores_commit(void) {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// stores_wait_read waits until all but the LEFT newest groups have read shared memory, stores_wait
-// until all groups are done.
+// stores_wait_read waits until all of the thread's groups but the LEFT newest have read shared
+// memory. stores_wait waits until all of its groups are done.
 template <int LEFT> __device__ __forceinline__ void stores_wait_read(void) {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
 }
@@ -350,8 +353,8 @@ __device__ __forceinline__ void prefetch(const void *x) {
 
 #endif
 
-// Returns the offset in bytes of columns 16 j + 4 t to 16 j + 4 t + 3 in a tile of swizzled rows of
-// 64 BF16. Lane 4 g + t has these columns.
+// Returns the offset in bytes of a row's columns 16 j + 4 t to 16 j + 4 t + 3, in a tile whose
+// swizzled rows have 64 BF16. Lane 4 g + t of a warp has these columns.
 __device__ __forceinline__ int offset_of_four(int row, int j, int t) {
     return row * FULL_ROW + ((j * 2 + t / 2) ^ row % 8) * 16 + t % 2 * 8;
 }
@@ -361,8 +364,8 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
     return *reinterpret_cast<uint32_t *>(&pair);
 }
 
-// If out.writes_amax, raises the amax to the largest `magnitude` of the warp. All lanes must call
-// it.
+// If out.writes_amax, raises the amax to at least the largest `magnitude` of the warp. All lanes
+// must call this function.
 __device__ __forceinline__ void raise_amax(const Operand &out, float magnitude) {
     uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(magnitude));
     if (threadIdx.x % WARP == 0 && out.writes_amax) {
@@ -371,7 +374,7 @@ __device__ __forceinline__ void raise_amax(const Operand &out, float magnitude) 
 }
 
 // A thread's position in a ring of STAGES buffers, after it has used `used` buffers: the index of
-// the next buffer, and how many rounds are complete.
+// the next buffer, and how many whole rounds of the ring the thread has made.
 template <int STAGES> struct Stage {
     int at;
     uint32_t round;
@@ -422,7 +425,8 @@ template <typename KERNEL> static bool runs_on_hopper(const Gpu *gpu, KERNEL *ke
     return code.numRegs > 64;
 }
 
-// A dimension of a tensor: its size, bytes from one index to the next, and the size of a box.
+// A dimension of a tensor: its size, the bytes from one index to the next, and how many indices a
+// TMA box covers.
 struct Dimension {
     int64_t size, stride;
     int box;
@@ -452,9 +456,9 @@ static inline CUtensorMap tensor_map(const void *data, CUtensorMapDataType type,
     return map;
 }
 
-// map_like_rows and map_like_columns make maps of codes [rows,columns], with boxes of `box` rows of
-// `row` bytes. They permute a box's rows so that a thread has 2 adjacent rows and 4 adjacent
-// columns of the result (fused_matmul.cu).
+// map_like_rows and map_like_columns make maps of codes [rows,columns], with boxes of `box` rows,
+// of which each has `row` bytes. They permute a box's rows so that a thread has 2 adjacent rows and
+// 4 adjacent columns of the result (fused_matmul.cu).
 // In map_like_rows, row 16 i + 2 g + p of the tensor becomes WGMMA's row 16 i + 8 p + g. The map's
 // dimensions are column, g, p, block of 16 rows.
 static inline CUtensorMap map_like_rows(const uint8_t *x, int64_t rows, int64_t columns, int row,
@@ -522,8 +526,9 @@ static int64_t share_units(CUT *cuts, int units, int blocks, COST cost) {
     return high;
 }
 
-// Checks what every fused matmul requires: both operands are codes with one scale each, and alpha,
-// c, batch and epilogue are not used.
+// Checks what every fused matmul requires: a device that can run it; sizes in multiples of 16;
+// operands that are codes with one scale each; no alpha, c, batch or epilogue; and pointers
+// `needed` that are aligned and not NULL.
 static inline void check_fused_operands(const char *name, const Gpu *gpu, const Gemm &g,
                                         GpuType type_a,
                                         std::initializer_list<const void *> needed) {

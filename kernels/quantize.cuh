@@ -5,13 +5,13 @@
 //   quantize                    writes a source's values in FP8, as they are and transposed
 //   write_bf16_kernel           writes a source's values in BF16
 //   sum_columns                 sums a source's columns, and may write its values in BF16
-//   produce                     writes the requested forms of an operand, by the three above
+//   produce                     writes the requested forms of an operand, by the kernels above
 //
 // Each thread has a copy of the source. A source has
 //   vectors                   how many vectors of 8 columns a row has
 //   OUTPUTS                   how many tensors it computes, side by side, each N wide
 //   GRADIENT                  1: the values may be written as E5M2; 0: only as E4M3
-//   WAITS                     1: the amax is known before the kernel runs: SCALE_CURRENT is allowed
+//   WAITS                     1: the amax is measured before the kernel runs (for SCALE_CURRENT)
 //   begin(row, vector)        sets the position: row `row`, and the 8 columns of `vector`
 //   fetch(i)                  loads and returns the inputs of row + i
 //   compute(i, raw, values)   computes 8 values of each output from what fetch(i) returned
@@ -24,13 +24,14 @@
 
 // ---- codes and scales ---------------------------------------------------------------------------
 
-// Returns x * scale, but NaN instead of an infinity, which the conversion to FP8 would saturate.
+// Returns x * scale, or NaN if the product is infinite. The conversion to FP8 would turn an
+// infinity into the largest code.
 __device__ __forceinline__ float scaled(float x, float scale) {
     float y = x * scale;
     return fmaf(y, 0.0f, y);
 }
 
-// Encodes two values, multiplied by the scale, to two codes (fp8_encode). The first is in the lower
+// Multiplies two values by the scale and encodes them (fp8_encode). The first code is in the lower
 // byte.
 template <Fp8Type TYPE> __device__ __forceinline__ uint32_t encode2(float a, float b, float scale) {
     const __nv_fp8_interpretation_t format = TYPE == FP8_E4M3 ? __NV_E4M3 : __NV_E5M2;
@@ -64,8 +65,8 @@ __device__ __forceinline__ float measured_scale(Fp8Scale *s, float target, bool 
 
 // ---- tiles of codes -----------------------------------------------------------------------------
 //
-// The codes of ROWS rows are collected in shared memory, four rows of a column in a word. From
-// there the columns are written, 16 bytes at a time.
+// A tile collects the codes of ROWS rows in shared memory. A 32-bit word has the codes of four rows
+// of a column. From the tile the columns are written, 16 bytes at a time.
 
 // Returns the index of word `slot` (rows 4 slot to 4 slot + 3) of a column. Padding after every 8
 // columns avoids bank conflicts, both of writes and of reads. tile_word(columns, 0) is the number
@@ -193,8 +194,8 @@ enum {
 
 // put_sums and take_sum, with a barrier between them, compute the column sums of a tile in a fixed
 // order. In put_sums, each warp adds up its rows and writes its column sums to
-// shared[warp][COLUMNS]. mine: the lane's sums of 8 columns; the COLUMNS / VEC neighbouring lanes
-// have the same rows. All threads must call put_sums.
+// shared[warp][COLUMNS]. `mine` has the lane's sums of 8 columns. COLUMNS / VEC neighbouring lanes
+// have sums over the same rows. All threads must call put_sums.
 template <int COLUMNS> __device__ __forceinline__ void put_sums(float *shared, Floats8 mine) {
     enum { LANES = COLUMNS / VEC };
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -289,13 +290,14 @@ __global__ void __launch_bounds__(TILE_THREADS)
 // ---- to FP8 by blocks: a tile is 128 x 128, of which a thread takes 4 rows x 8 columns ----------
 //
 // The values are rounded to BF16. From the rounded values both FP8 forms are encoded, each with its
-// own scales. Amaxes are computed on packed pairs of BF16 values: without their signs, these
-// compare like unsigned integers, and NaN is the largest.
+// own scales. Amaxes are computed on packed pairs of BF16 values. The values are compared as
+// unsigned integers: without the sign bit, their order is that of the magnitudes, and NaN is the
+// largest.
 
 enum { SQUARE_THREADS = FP8_BLOCK / THREAD_ROWS * FP8_BLOCK / VEC };
 
-// Returns the largest magnitude of the lower halves of four pairs of BF16, and that of the upper
-// halves.
+// Returns a pair: the largest magnitude of the lower halves of four pairs of BF16, and the largest
+// of the upper halves.
 __device__ __forceinline__ uint32_t amax_of_pairs(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     return __vmaxu2(__vimax3_u16x2(a & 0x7fff7fffu, b & 0x7fff7fffu, c & 0x7fff7fffu),
                     d & 0x7fff7fffu);
@@ -407,8 +409,8 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     }
     if (SUMS) { put_sums<FP8_BLOCK>(sums, sum); }
     __syncthreads();
-    // one thread computes the scale of each row and of each column of each output; the next threads
-    // add up the column sums
+    // each row and each column of each output has a thread that computes its scale; the 128 threads
+    // after these add up the column sums
     const int c = threadIdx.x % FP8_BLOCK, part = threadIdx.x / FP8_BLOCK, output = part / 2;
     if (output < OUTPUTS) {
         TileAmaxes &mine = amaxes[output];
@@ -517,7 +519,7 @@ static void quantize(const char *name, const SOURCE &source, const Operand &out,
 
 // ---- to BF16: one vector per thread -------------------------------------------------------------
 
-// If amax is not NULL, *amax receives the amax of the BF16 values.
+// Writes a source's values in BF16. If amax is not NULL, *amax is raised to at least their amax.
 template <typename SOURCE>
 __global__ void __launch_bounds__(256, SM_THREADS / 256)
     write_bf16_kernel(SOURCE source, Bf16 *out, float *amax, int count) {
@@ -610,8 +612,8 @@ static void produce(const char *name, const SOURCE &source, Operand out, Gradien
     int count = (int)((int64_t)M * N / VEC);
     check_operand(name, &out, M, (int64_t)SOURCE::OUTPUTS * N);
     for (const Bf16 *x : source.x) { check_aligned(name, {x}); }
-    // if so, the block of 128 columns in which the first output ends also has columns of the second
-    // output, and one scale for both
+    // whether the block of 128 columns in which the first output ends also has columns of the
+    // second: its one scale then depends on both, and the fused kernel cannot compute it
     bool shared_blocks = fp8_by_blocks(out.scaling) && SOURCE::OUTPUTS > 1 && N % FP8_BLOCK != 0;
     if (out.fused && !shared_blocks) {
         quantize<SUMS>(name, source, out, sums, scratch, M, N, stream);
