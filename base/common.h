@@ -96,7 +96,7 @@ enum { PATH_LENGTH = 1024 };
 const char *path_format(char path[PATH_LENGTH], const char *format, ...) PRINTF_LIKE(2, 3);
 const char *path_name(const char *path); // the part after the last slash
 
-// These functions never return NULL: if memory runs out, they die with a message that has the size.
+// These functions never return NULL: if memory runs out, they die, and the message has the size.
 // calloc_or_die returns zeroed memory. cJSON allocates with malloc_or_die too, so items that cJSON
 // creates need no check for NULL.
 void *malloc_or_die(size_t bytes);

@@ -152,7 +152,7 @@ static Desc value(Graph *g, int64_t uid) {
     return tensor(g, uid, F32, (Dims){{1, 1, 1, 1}}, (Dims){{1, 1, 1, 1}});
 }
 
-// Each function of this section adds an operation to the graph and returns the operation's result.
+// Each of the next functions adds an operation to the graph and returns the operation's result.
 
 // y = mode(x, b) or, if t is not NULL, where(t, x, b). Only GEN_INDEX has an axis.
 static Desc pointwise(Graph *g, cudnnPointwiseMode_t mode, Desc x, Desc b, Desc t, Desc y,

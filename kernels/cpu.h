@@ -170,10 +170,10 @@ typedef struct {
     int rows, columns, height, width;
     Fp8Type type;
     bool power_of_two; // scales are powers of two
-    // Outputs for blocks of 128 x 128 whose scales are not powers of two; else both are NULL. The
-    // factors [ceil(rows/128),ceil(columns/128)] turn codes back into values. A factor is computed
-    // as amax / (the format's largest value), not as the inverse of the scale, so that encoding the
-    // decoded values gives the same codes and factors.
+    // `codes` and `factors` are outputs for blocks of 128 x 128 whose scales are not powers of two;
+    // for other blocks both are NULL. The factors [ceil(rows/128),ceil(columns/128)] turn codes
+    // back into values. A factor is computed as amax / (the format's largest value), not as the
+    // inverse of the scale, so that encoding the decoded values gives the same codes and factors.
     uint8_t *codes;
     float *factors;
 } Fp8Blocks;

@@ -77,7 +77,7 @@ static void pack(float *out, const float *x, int ld, bool rows_contiguous, int r
     }
 }
 
-// tile[MR,NR] = sum over k of a[k,MR] (outer) b[k,NR]
+// tile[MR,NR] = the sum over k of the outer products of a[k,MR] and b[k,NR]
 static inline void multiply_panels(int k, const float *a, const float *b, float *tile) {
     Vector acc[MR][2];
     for (int i = 0; i < MR; i++) { acc[i][0] = acc[i][1] = (Vector){0}; }

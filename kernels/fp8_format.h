@@ -197,7 +197,7 @@ HOST_DEVICE static inline int fp8_scale_known(const Fp8Scale *s) {
     return s->count > 0 || s->scale != 1.0f;
 }
 
-// A scale changes once an optimizer step, by the next two functions, on the host and on the device.
+// The next two functions update a scale, once in each optimizer step, on the host or the device.
 
 // Returns the largest amax of the history, a ring buffer of `length` amaxes, as if this step's amax
 // were already in it. The function reads only the entries first, first + step, first + 2 step and

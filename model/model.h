@@ -37,12 +37,13 @@ typedef struct {
 
 ModelConfig model_config(const Options *options);
 
-// Rows of the packed query, key and value: (H + 2G) * D.
+// Returns how many rows the packed query, key and value have: (H + 2G) * D.
 static inline int qkv_rows(const ModelConfig *c) {
     return (c->num_heads + 2 * c->num_groups) * c->head_size;
 }
 
-// Outputs of the first feed-forward layer. Llama packs the gate's rows above the up-projection's.
+// Returns how many outputs the first feed-forward layer has. Llama packs the gate's rows above the
+// up-projection's.
 static inline int fc1_rows(const ModelConfig *c) {
     return c->arch == ARCH_LLAMA ? 2 * c->ffn : c->ffn;
 }

@@ -151,7 +151,7 @@ static inline Scaling fp8_slot_scaling(const Precision *p, int slot) {
     return p->recipe == FP8_RECIPE_TENSORWISE && !fixed ? SCALE_CURRENT : SCALE_DELAYED;
 }
 
-// Sets the slot whose scale is fixed, if the head is in FP8.
+// Sets the scale that is fixed (fp8_slot_is_fixed), if the head is in FP8 and the recipe fixes it.
 void fp8_fix_slot(const Precision *precision, const Options *options, Fp8Scale *slots);
 
 // Calibration: a run with delayed scaling may begin with tensors that have no scale yet (from

@@ -21,7 +21,8 @@
 
 BEGIN_C
 
-// Flags of a parameter. A bucket has a segment for each of the ZERO_KINDS combinations that occurs.
+// Flags of a parameter: it is gathered as FP8 codes; it is updated by Muon. A bucket has a segment
+// for each of the ZERO_KINDS combinations of flags that occurs in it.
 enum { ZERO_CODES = 1, ZERO_MUON = 2, ZERO_KINDS = 4 };
 
 typedef struct {
