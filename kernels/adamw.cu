@@ -15,7 +15,7 @@ __device__ __forceinline__ float squares8(const Floats8 &x) {
     return sum;
 }
 
-// Each thread block takes one part of the gradients.
+// Sums the squares of the gradients' parts. Each thread block takes one part.
 __global__ void sum_of_squares_kernel(double *partials, const void *gradients, GpuType type,
                                       const GradientPart *parts) {
     __shared__ double shared[WARP];
@@ -69,9 +69,9 @@ void gpu_decide_step(Gpu *gpu, StepState *state, const StepInput *input, double 
 
 // ---- AdamW --------------------------------------------------------------------------------------
 
-// Rounds x to BF16, up or down at random, so that the mean of the results is x. So a change that is
-// too small for a BF16 moment still moves the moment on average. If x or the result is not finite,
-// x is rounded to nearest instead.
+// Rounds x to BF16, up or down at random, so that the mean of the results is x. So even a change
+// below BF16's spacing moves a moment on average. If x or the result is not finite, x is rounded to
+// nearest instead.
 __device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
     uint32_t bits = __float_as_uint(x);
     bool finite = (bits & 0x7f800000u) != 0x7f800000u;
@@ -81,8 +81,8 @@ __device__ __forceinline__ Bf16 stochastic_bf16(float x, uint32_t random16) {
 }
 
 // A lane processes a quad: four consecutive elements. In FP32 a quad is 16 bytes, so that each
-// access of a warp reads whole cache lines. With eight elements a lane, which take two accesses,
-// AdamW was 16% slower (GPT-2 124M, one H200).
+// access by a warp covers whole cache lines. When a lane had eight elements and so made two
+// accesses, AdamW was 16% slower (GPT-2 124M, one H200).
 enum { QUAD = 4 };
 
 struct Floats4 {
@@ -219,8 +219,8 @@ __device__ __forceinline__ Floats4 adamw_quad(const AdamWUpdate &u, const AdamWF
 enum { MOMENT_LANES = MOMENT_BLOCK / QUAD }; // lanes that share a block of moments
 
 // Returns byte J of four codes as a float. prmt sign-extends the byte for the first moment and
-// zero-extends it for the second. (A cast of the byte is one instruction, which takes four times as
-// long; __byte_perm cannot sign-extend.)
+// zero-extends it for the second. (A cast of the byte takes four times as long, although it is one
+// instruction; __byte_perm cannot sign-extend.)
 template <Moment WHICH, int J> __device__ __forceinline__ float moment_code(uint32_t codes) {
     int code;
     asm("prmt.b32 %0, %1, 0, %2;"
@@ -235,16 +235,15 @@ __device__ __forceinline__ float log2_about(float x) {
     return y;
 }
 
-// The binary logarithm of an unrounded code (moments.h) is log2(|m|) / 3 or log2(v) / 6, plus this
-// shift.
+// Returns by how much log2 of an unrounded code (moments.h) exceeds log2(|m|) / 3 or log2(v) / 6.
 __device__ __forceinline__ float moment_shift(float unit) {
     return log2_about(fmaxf(unit, FLT_MIN)) * (-1.0f / 3.0f);
 }
 
-// Returns the code of x (moments.h) in byte 2; a code of m has 128 added. `least` is the least code
-// that v may get. Floats from 256 up to 512 have a spacing of 2^-15. So the bits of `code` + 256,
-// shifted left by 1, hold the unrounded code in fixed point, with 16 bits for the fraction. Adding
-// 16 random bits rounds the code stochastically.
+// Returns the code of x (moments.h) in byte 2; 128 is added to a code of m. `least` is the least
+// code that v may get. Floats from 256 up to 512 have a spacing of 2^-15. So the bits of `code` +
+// 256, shifted left by 1, hold the unrounded code in fixed point, with 16 bits for the fraction.
+// Adding 16 random bits rounds the code stochastically.
 template <Moment WHICH>
 __device__ __forceinline__ uint32_t moment_write(float x, float shift, float least, uint32_t bits) {
     constexpr float power = WHICH == MOMENT_FIRST ? 1.0f / 3.0f : 1.0f / 6.0f;
@@ -286,7 +285,7 @@ __device__ __forceinline__ Packed8 moments_write(const Floats4 &x, uint32_t hash
 
 // What a quad's update reads. Nothing is converted yet: a conversion would wait for the load.
 struct Quad8 {
-    uint4 g; // two words of BF16, or four of FP32
+    uint4 g; // gradients: two words of BF16, or four of FP32
     Floats4 w;
     uint32_t m, v; // codes
 };
@@ -303,8 +302,8 @@ __device__ __forceinline__ Quad8 load_quad8(const AdamWUpdate &u, const AdamWPoi
             static_cast<const uint32_t *>(at.exp_avg_sq)[i]};
 }
 
-// The factors of adamw_quad8, which computes the following for the unscaled gradient g. It is what
-// adamw_element computes, with fewer operations, and with v raised to at least floor m^2:
+// The factors of adamw_quad8. For the unscaled gradient g, adamw_quad8 computes what adamw_element
+// computes, with fewer operations, and with v raised to at least floor m^2:
 //   m = beta1 m + first g                   sqrt(v) = max(sqrt(beta2 v), least |beta1 m|)
 //   v = beta2 v + (second g)^2              w = decay w - lr m / (root sqrt(v) + eps)
 struct Factors8 {
@@ -329,7 +328,7 @@ __device__ __forceinline__ Factors8 factors8(const AdamWUpdate &u, const AdamWFa
 
 // Does what adamw_quad does, for moments in 8 bits. q is what load_quad8 has read. scales has the
 // scales of this thread block's moments, with the scale of m in the lower 16 bits. All lanes of a
-// warp call this function; a lane whose `mine` is false writes nothing.
+// warp call this function. `mine` is false in a lane without a quad, which writes nothing.
 __device__ __forceinline__ Floats4 adamw_quad8(const AdamWUpdate &u, const Factors8 &f,
                                                const AdamWPointers &at, int i, bool mine,
                                                const Quad8 &q, uint32_t *scales) {
@@ -377,14 +376,14 @@ __device__ __forceinline__ Floats4 muon_quad(const AdamWUpdate &u, const AdamWFa
     return w;
 }
 
-// the threads of a thread block, and the quads that they process
+// how many threads a thread block has, and how many quads it processes
 enum { ADAMW_THREADS = 256, ADAMW_QUADS = 8 * ADAMW_THREADS };
 
 int gpu_adamw_blocks(int64_t n) {
     return divide_up(n / QUAD, ADAMW_QUADS);
 }
 
-// Returns the last segment whose first_block is not after `block`.
+// Returns the segment of thread block `block`: the last one whose first_block is at most `block`.
 __device__ __forceinline__ int segment_of_block(const AdamWSegment *segments, int count,
                                                 int block) {
     int begin = 0, end = count;
@@ -414,7 +413,7 @@ enum WeightsJob {
     JOB_QUANTIZE
 };
 
-// Returns the index of the scale of an element's 128 x 128 block among the scales of a weight.
+// Returns the index, among a weight's scales, of the scale of the element's block of 128 x 128.
 __device__ __forceinline__ int64_t block_scale_index(const Fp8Weight &w, uint32_t element) {
     uint32_t row = element / (uint32_t)w.columns, column = element - row * (uint32_t)w.columns;
     return fp8_scale_index(SCALE_BLOCK_128X128, w.rows, w.columns, (int)row, (int)column);
@@ -430,8 +429,8 @@ __device__ __forceinline__ void lanes_amax(float *amax, float magnitude) {
     if (first && bits > __ldcg(to)) { atomicMax(to, bits); }
 }
 
-// A thread block processes ADAMW_QUADS quads of a segment. A launch has the blocks of all segments
-// of the update. state is NULL at the start of a run. (With 8-bit moments three blocks run on each
+// Does a job for the update's segments that need it. A thread block processes ADAMW_QUADS quads of
+// one segment. state is NULL at the start of a run. (With 8-bit moments three blocks run on each
 // SM: with four, registers spill, and AdamW takes 3% longer.)
 template <WeightsJob JOB, Scaling SCALING>
 __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
@@ -478,8 +477,9 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     // With 8-bit moments, the next quad is read before this quad is updated; otherwise too few
     // loads are in flight.
     Quad8 next = {};
-    // A thread block's scales are read and written together: when each half-warp wrote two bytes at
-    // a time, AdamW took 27% longer (256M parameters, one H200).
+    // With 8-bit moments, a thread block reads all its scales before the loop and writes them after
+    // it: when each half-warp wrote two bytes at a time, AdamW took 27% longer (256M parameters,
+    // one H200).
     enum { SCALES = small ? ADAMW_QUADS / MOMENT_LANES : 1 };
     __shared__ uint32_t scales[SCALES]; // the scale of m in the lower half
     for (int k = threadIdx.x; small && k < quads / MOMENT_LANES; k += ADAMW_THREADS) {
@@ -686,7 +686,7 @@ void gpu_set_weight_scales(Gpu *gpu, const AdamWUpdate *u, const StepState *stat
     }
 }
 
-// Each warp takes one scale.
+// Updates the scales of delayed scaling. Each thread block is one warp, which takes one scale.
 __global__ void fp8_update_kernel(Fp8Table t, const StepState *state) {
     int i = blockIdx.x;
     Fp8Scale *scale = &t.scales[i];

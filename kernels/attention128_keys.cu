@@ -57,7 +57,7 @@ struct Parameters {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Returns where the document of a key ends.
+// Returns where the document of a key ends: one past its last token.
 __device__ __forceinline__ int end_of(const Parameters &p, int b, int key) {
     return __ldg(p.ends + (int64_t)b * p.T + min(key, p.T - 1));
 }
@@ -147,8 +147,8 @@ __device__ __forceinline__ void load_rows(Shared &s, const Parameters &p) {
         [](Piece) {});
 }
 
-// Computes the 64 keys of warpgroup w in each piece. A thread has two of its warp's 16 keys, lane /
-// 4 and lane / 4 + 8, and two of every 8 queries or channels.
+// Computes dK and dV of the 64 keys that warpgroup w has in each piece. A thread has two of its
+// warp's 16 keys, lane / 4 and lane / 4 + 8, and two of every 8 queries or channels.
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
     const int t = lane % 4, row = warp * 16 + lane / 4;
@@ -216,7 +216,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
                               scores[2 * i + 1] * (dp[2 * i + 1] + delta.y));
         }
     };
-    // Stores sums * factor to shared memory; `to` are the keys or values, which it overwrites.
+    // Stores sums * factor in shared memory, in place of the keys or values `to`.
     auto store = [&](uint8_t(&to)[PARTS][2 * TILE], const float(&sums)[PARTS][32], float factor) {
 #pragma unroll
         for (int i = 0; i < 4 * PARTS; i++) {
@@ -274,7 +274,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
         [&](Piece piece) {
             auto &keys = s.keys[pieces_done % 2];
             const int key = piece.tile * KEYS + w * 64;
-            group_barrier(w, GROUP); // all warps have multiplied by the keys
+            group_barrier(w, GROUP); // no warp reads k and v any more, which dK and dV replace
             store(keys.k, dk, root);
             store(keys.v, dv, 1.0f);
             show_to_tma();

@@ -8,13 +8,14 @@
 //
 // A thread block computes whole heads, one after another. A head's keys are cut into tiles of 128.
 // While a tile of keys stays in shared memory, the queries from the diagonal on are loaded in pairs
-// of tiles of 64. Of the block's three warpgroups, two compute, each for 64 of the keys: S' and dP'
-// by WGMMA. Its results have the register layout of its operands, so P' and dS' stay in registers.
-// dV and dK are also summed in registers. For dQ, both write dS' to shared memory; when
-// dS' of a pair is complete, each warpgroup multiplies one of the pair's tiles by the 128 keys.
-// One thread sums each element of dQ over the tiles of keys, in the order of the tiles. After a
-// tile of keys the thread stores the sum to global memory. It loads the sum again long before the
-// next WGMMA adds to the sum. After the last tile of keys, on the diagonal, it writes dQ in BF16.
+// of tiles of 64. Two of the block's three warpgroups compute; each takes 64 of the keys. They
+// compute S' and dP' by WGMMA, whose results have the register layout of its operands, so P' and
+// dS' stay in registers. dV and dK are also summed in registers. For dQ, both warpgroups write dS'
+// to shared memory. When dS' of a pair is complete, each warpgroup multiplies dS of one of the
+// pair's tiles by the 128 keys. One thread sums each element of dQ over the tiles of keys, in the
+// order of the tiles. After a tile of keys the thread stores the sum to global memory. It loads the
+// sum again long before the next WGMMA adds to the sum. After the last tile of keys, on the
+// diagonal, it writes dQ in BF16.
 //
 // The first warpgroup does not compute: its first warp loads tiles by TMA, its other warps prepare
 // lse and delta of the next head's rows. All blocks compute the same number of whole heads.
@@ -78,9 +79,9 @@ struct Parameters {
     int tiles;   // tiles of keys in a head
     int blocks;
     int whole; // how many whole heads each block computes
-    // The heads after the whole ones are shared by several blocks. Their tiles of keys have
-    // consecutive numbers, from the first shared head to the last. Block i computes tiles cuts[i]
-    // to cuts[i + 1] - 1.
+    // The remaining heads may be shared by several blocks. Their tiles of keys have consecutive
+    // numbers, from the first remaining head to the last. Block i computes tiles cuts[i] to
+    // cuts[i + 1] - 1.
     uint16_t cuts[MAX_BLOCKS + 1];
 
     template <bool DOCUMENTS> __device__ int cut(int block) const {
@@ -121,7 +122,7 @@ __device__ __forceinline__ void write_tile(const Parameters &p, int head, int ti
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Returns where the document of a key ends.
+// Returns where the document of a key ends: one past its last token.
 __device__ __forceinline__ int end_of(const Parameters &p, int head, int key) {
     return __ldg(p.ends + (int64_t)(head / p.H) * p.T + min(key, p.T - 1));
 }
@@ -142,8 +143,8 @@ template <bool DOCUMENTS> struct Work {
         head = number * p.blocks + blockIdx.x;
         first = 0;
         last = p.tiles;
-        // the tiles that cut() gives this block, of the heads after the whole ones (at most two);
-        // with documents, of all heads
+        // cut() gives the block tiles of at most two of the heads that remain after the whole
+        // heads; with documents, cut() divides all heads
         if (DOCUMENTS || number >= p.whole) {
             const int begin = p.cut<DOCUMENTS>(blockIdx.x);
             const int end = p.cut<DOCUMENTS>(blockIdx.x + 1);
@@ -282,7 +283,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         for (int i = 0; i < 4; i++) { wgmma<false, false>(dp, v + 2 * i, d_out + 2 * i, i > 0); }
         wgmma_commit();
     };
-    // Computes dV and dK of the previous tile of queries, and adds them to the sums if `adds`.
+    // Computes dV and dK from the previous tile of queries. They are added to the sums if `adds`,
+    // and replace the sums otherwise.
     auto multiply_gradients = [&](bool adds) {
         auto &from = s.stages[(query_tiles - 1) % STAGES];
         const uint64_t q = wgmma_transposed(from.q), d_out = wgmma_transposed(from.d_out);
@@ -300,7 +302,8 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p) {
         pin(ds);
         release();
     };
-    // Computes dQ of the previous pair from these keys, and adds it to the sum if `adds`.
+    // Computes dQ of the previous pair from these keys. It is added to the sum if `adds`, and
+    // replaces the sum otherwise.
     auto multiply_queries = [&](bool adds) {
         barrier_wait(&s.ds_full[w], query_tiles / 2 - 1);
         const uint64_t a = wgmma_transposed(s.ds[w]), b = wgmma_transposed(s.keys[key_tiles % 2].k);

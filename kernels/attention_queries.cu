@@ -5,21 +5,23 @@
 //   dP = dO V'              delta = -rowsum(dO O)        dS = exp(S - lse) (dP + delta)
 //   dQ = dS K / sqrt(size)
 //
-// exp(S - m) is rounded to BF16 for its matmul with V, and dS for its matmul with K; all else is
-// FP32. At first, m is a row's maximum over the first tile of keys that the row sees. Later m is
-// raised to the maximum only if exponentials become large, so that most tiles need no maximum. A
-// row's sums are added in the order of the keys.
+// The forward pass uses exp(S - m) with a number m for each row, because lse is known only at the
+// end. exp(S - m) is rounded to BF16 for its matmul with V, and dS for its matmul with K; all else
+// is FP32. At first, m is a row's maximum over the first tile of keys that the row sees. Later m is
+// raised to the maximum only if exponentials become large. So for most tiles no maximum is
+// computed. A row's sums are added in the order of the keys.
 //
-// A thread block computes several consecutive pieces of the work. A piece is two to four tiles of
-// 64 queries of a head, one for each computing warpgroup. The warpgroups take turns in computing
-// the piece's last tile, because that tile sees the most keys. TMA loads the keys up to the
-// diagonal, in tiles of 64 that all warpgroups read. By WGMMA, a warpgroup computes the scores of a
-// tile of keys, and adds exp(S - m) V or dS K of the previous tile to its sums. While one warpgroup
-// computes exponentials, the others use the tensor cores. With documents, tiles of keys before the
-// piece's first document are not loaded, and a warpgroup skips the tiles before its own first
-// document. The host then divides the work in parts of about equal cost. (For heads of 64, two or
-// three warpgroups with the queries in registers, and the next scores computed beside the
-// exponentials, were slower on an H200: 0.26 to 0.31 ms against 0.24 at 64 x 1024 and 12 heads.)
+// A thread block computes several consecutive pieces of the work. A piece is up to two, three or
+// four tiles of 64 queries of a head: one for each computing warpgroup. The warpgroups take turns
+// in computing the piece's last tile, because that tile sees the most keys. TMA loads the keys up
+// to the diagonal, in tiles of 64 that all warpgroups read. By WGMMA, a warpgroup computes the
+// scores of a tile of keys, and adds exp(S - m) V or dS K of the previous tile to its sums. While
+// one warpgroup computes exponentials, the others use the tensor cores. With documents, tiles of
+// keys before the piece's first document are not loaded, and a warpgroup skips the tiles before its
+// own first document. The host then divides the work in parts of about equal cost. (For heads of
+// 64, two or three warpgroups that kept the queries in registers and computed the next scores
+// during the exponentials were slower on an H200: they took 0.26 to 0.31 ms instead of 0.24 for 64
+// sequences of 1024 tokens and 12 heads.)
 #include "attention.h"
 #include "hopper.cuh"
 
@@ -34,7 +36,8 @@ enum {
     LOADING_REGISTERS = 24
 };
 
-// The constants of a kernel for heads of SIZE channels.
+// The constants of a kernel for heads of SIZE channels. With GRADIENT, the kernel computes the
+// queries' gradient, otherwise the forward pass.
 template <int SIZE_, bool DOCUMENTS_, bool GRADIENT_> struct Kind {
     enum {
         SIZE = SIZE_,
@@ -80,7 +83,7 @@ struct Parameters {
     // only with GRADIENT:
     CUtensorMap d_out;
     const Bf16 *dout, *out;
-    float *delta; // [heads,T]: -rowsum(dO O); the kernel of the keys' gradients also reads it
+    float *delta; // [heads,T]: -rowsum(dO O), which attention128_keys.cu reads, too
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -91,8 +94,7 @@ template <typename K> struct Work {
     int head, piece, pieces_left;
     int number; // how many pieces this block has finished
 
-    // Returns the number of a block's first piece. All blocks load about equally many tiles of
-    // keys.
+    // Returns the number of a block's first piece. The work of all blocks costs about the same.
     static __device__ int first_of(const Parameters &p, int block) {
         if (K::DOCUMENTS) { return __ldg(p.cuts + block); }
         // a tile of keys costs 1, and beginning a piece costs 2
@@ -191,15 +193,15 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
     const float scale = root * 1.4426950408889634f;
     // m is raised if a thread's exponentials in a row of a tile add up to this or more
     enum { LARGE = 1 << 12 };
-    // The address of the lane's 16 bytes when a warp stores 16 rows and the 16 columns from 16 i
-    // on.
+    // Returns the address of the lane's 16 bytes when its warp stores columns 16 i to 16 i + 15 of
+    // 16 rows.
     auto address = [&](uint8_t *rows, int i) {
         return rows + (warp * 16 + lane % 16) * FULL_ROW + ((i * 2 + lane / 16) ^ lane % 8) * 16;
     };
     float scores[32], dp[32], out[PARTS][32], m[2] = {}, sums[2], delta[2];
     uint32_t probabilities[16]; // operand A of WGMMAs; with GRADIENT it is dS
     Stage<K::STAGES> stage = 0;
-    uint32_t queries = 0; // how many tiles this warpgroup has finished
+    uint32_t queries = 0; // how many tiles of queries this warpgroup has finished
 
     auto release = [&](int at) { barrier_arrive(&s.empty[at], lane == 0); };
     auto multiply_scores = [&] {
@@ -289,8 +291,8 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
                                          y * (dp[2 * i + 1] + delta[r]));
         }
     };
-    // With GRADIENT: reads lse of a tile's rows into m, and computes their delta. Both are 0 beyond
-    // T, where Q and dO are 0, too.
+    // With GRADIENT: sets m to lse / log 2 of the tile's rows, and computes their delta. Both are 0
+    // beyond T, where Q and dO are 0, too.
     auto compute_delta = [&](int head, int tile) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -345,8 +347,8 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
             pass_by(begin);
             barrier_wait(&s.q_full[queries % 2][w], queries / 2);
             if constexpr (!K::GRADIENT) {
-                // With documents m is finite, so that a row's exponentials are 0 before the row's
-                // first key.
+                // With documents a row may see no key in a tile. Its m is then finite, so that the
+                // exponentials are 0 and not NaN.
                 m[0] = m[1] = DOCUMENTS ? -1e30f : -CUDART_INF_F;
                 sums[0] = sums[1] = 0.0f;
             }
@@ -371,7 +373,7 @@ __device__ __forceinline__ void compute(typename K::Shared &s, const Parameters 
                 bool raises_m = j == begin;
                 if (DOCUMENTS) {
                     const int last = __shfl_sync(~0u, starts[1], WARP - 1);
-                    raises_m = last >= j * KEYS; // some row sees its first key in this tile
+                    raises_m = last >= j * KEYS; // some row sees no key before this tile
                     if (last > j * KEYS) { mask_documents(j); }
                 }
                 if constexpr (K::GRADIENT) {
@@ -572,7 +574,7 @@ void attention_share_work(const Gpu *gpu, AttentionShape s, int *documents) {
         const int t = (int)(i % s.T);
         ends[i] = t == s.T - 1 || documents[i + 1] != documents[i] ? t + 1 : ends[i + 1];
     }
-    // Each sequence has `heads` heads of `pieces` pieces.
+    // Writes a kernel's cuts. Each sequence has `heads` heads, and each head has `pieces` pieces.
     auto share = [&](AttentionCuts kind, int heads, int pieces, auto costs_of) {
         int *costs = static_cast<int *>(calloc_or_die((size_t)s.B * pieces, sizeof(int)));
         int *cuts = documents + attention_cuts_at(s, kind), units = s.B * heads * pieces;

@@ -3,8 +3,8 @@
 // (activation.cu). The scales of y and dx are known before their values are (SCALE_DELAYED).
 //
 //   forward    x = A B' rounded to BF16, which is written; GELU's output y = gelu(x + bias)
-//   backward   dx = (A B' rounded to BF16) gelu'(x + bias), from the x that was written; and the
-//              column sums of dx
+//   backward   dx = (A B' rounded to BF16) gelu'(x + bias), for the x that the forward pass
+//              wrote; and the column sums of dx
 //
 // A [M,K] and B [N,K] are FP8 codes; y and dx are written as codes and transposed codes, and their
 // amax is recorded. Values are rounded as the two separate kernels round them. So results differ
@@ -22,8 +22,8 @@
 //
 // TMA permutes the rows of A and of B inside each block of 16, so that a thread gets 2 adjacent
 // rows x 4 adjacent columns of the result. The four codes that a thread has of a row then make a
-// 32-bit word, and the two codes of a column the 16-bit unit that stmatrix stores. With lane = 4 g
-// + t (g < 8, t < 4) and p, h, e in {0, 1}:
+// 32-bit word, and its two codes of a column make the 16-bit unit that stmatrix stores. For g < 8,
+// t < 4, lane 4 g + t, and p, h, e in {0, 1}:
 //
 //   WGMMA's row    16 i + 8 p + g          is row 16 i + 2 g + p of A
 //   WGMMA's column 16 j + 8 h + 2 t + e    is row 16 j + 4 t + 2 h + e of B
@@ -105,7 +105,7 @@ struct Work {
             panel++;
         }
     }
-    // Returns whether the next tile, if any, is in another panel.
+    // Returns whether this tile is the block's last one in its panel.
     __device__ bool ends_panel(void) const {
         return tiles_left == 1 || row + TILE >= M;
     }
@@ -172,9 +172,9 @@ __device__ __forceinline__ void store(Shared &s, const Parameters &p, int w) {
     stores_wait();
 }
 
-// TYPE is the format of A, and of the codes that are written. With SPLIT, tensor cores sum over
-// only DEPTH values of K at a time, because they keep only about 14 bits of a sum. These sums are
-// added up in FP32.
+// Computes warpgroup w's half of every tile. TYPE is the format of A, and of the codes that are
+// written. With SPLIT, tensor cores sum over only DEPTH values of K at a time, because they keep
+// only about 14 bits of a sum. These sums are added up in FP32.
 template <Fp8Type TYPE, bool BACKWARD, bool SPLIT>
 __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
     const int warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
@@ -223,9 +223,9 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             for (int i = 0; i < 64; i++) { sums[i] += d[i]; }
             pin(sums);
         };
-        // Computes an even number of steps. A step's sums are added up while the WGMMAs of the next
-        // step run. ptxas allows that only in unrolled code, so `count` is a constant: 6 steps for
-        // GPT-2's 768 channels.
+        // Computes an even number of steps; `ends` says that they are the tile's last ones. A
+        // step's sums are added up while the WGMMAs of the next step run. ptxas allows that only in
+        // unrolled code, so `count` is a constant: 6 steps for GPT-2's 768 channels.
         auto split = [&](auto count, bool ends) {
             constexpr int STEPS = decltype(count)::value;
             float first[64], second[64];
@@ -428,7 +428,8 @@ void launch_matmul(const Gpu *gpu, const Gemm &g, const Parameters &p) {
     launch_with_shared(kernel, blocks, THREADS, sizeof(Shared), gpu->stream, p);
 }
 
-// Returns the parameters that both kernels share. x is GELU's input without the bias.
+// Returns the parameters that the forward and the backward kernel share. x is GELU's input without
+// the bias.
 Parameters parameters(const char *name, const Gpu *gpu, const Gemm &g, Bf16 *x, Operand out) {
     if (g.k > GELU_MATMUL_MAX_K) { die("%s: K is %d, more than %d", name, g.k, GELU_MATMUL_MAX_K); }
     check_fused_matmul(name, gpu, g, &out, g.n, {g.a, g.b, x, g.bias, g.scale_a, g.scale_b});

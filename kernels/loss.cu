@@ -6,8 +6,9 @@
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>
 
-// Returns, in every thread, the x of all threads of the block combined. All threads must call it,
-// and a kernel may call it only once: no barrier separates its reads of `shared` from a next call.
+// Combines the x of all threads of the block, and returns the result in every thread. All threads
+// must call it, and a kernel may call it only once: no barrier separates its reads of `shared` from
+// a next call.
 __device__ MaxSum block_max_sum(MaxSum x, MaxSum *shared) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(512)
 #endif
 }
 
-// One block per row. The block reads the row once, several vectors of each thread at a time. If
+// One block per row. The block reads the row once; each thread loads several vectors at a time. If
 // `rows` is not NULL, the row's RowLoss is stored there. A row that is left out gets a RowLoss that
 // makes its softmax 0. With GRADIENT, the block reads the row a second time, from L2 at best, and
 // writes the gradient in place. The kernel works on every device, for rows of any length.

@@ -132,7 +132,8 @@ struct Division {
 };
 
 // Replaces N numbers by their sums over the group, in every lane and in a fixed order. buffer:
-// [warps of a group][N]; the next call needs another buffer.
+// [warps of a group][N]; the next call needs another buffer, because some warps may still read this
+// one.
 template <int N>
 __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int group, int lanes) {
     static_assert(N <= 8 && (N & (N - 1)) == 0, "halves go each way");
@@ -165,8 +166,9 @@ __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int gro
 
 // Chooses the number of groups: as many as fit in the registers of an SM and in the dynamic shared
 // memory of a block, which is 220 KB on Hopper. But there are at most four, because usual numbers
-// of rows divide most evenly by four. slot_bytes: bytes that a thread fetches ahead. Tests set the
-// device's limit by LLM8_TEST_SHARED_KIB.
+// of rows divide most evenly by four. codes: whether each group has a tile of codes in shared
+// memory. slot_bytes: how many bytes a thread fetches ahead. Tests set the device's limit by
+// LLM8_TEST_SHARED_KIB.
 static Division divide(int C, bool codes, size_t slot_bytes) {
     const char *test = getenv("LLM8_TEST_SHARED_KIB");
     int device, most_bytes;
@@ -365,7 +367,7 @@ void gpu_norm_forward(Gpu *gpu, Operand out, NormForward n) {
 // ---- backward: each thread keeps the sums of its columns in registers ----
 
 // The slots of 16 bytes into which a thread fetches R rows ahead: x, dout, and two for the residual
-// gradient, which is read last.
+// gradient, of which one is still unread when the next rows are fetched into the other.
 template <int R> struct Slot {
     enum { X = 0, DOUT = R, RESIDUAL = 2 * R, COUNT = 4 * R };
 };

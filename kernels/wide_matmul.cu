@@ -16,12 +16,13 @@
 // A thread block computes tiles of 128 rows and 256 columns. With SWIGLU these are 128 columns of
 // gate and the matching 128 of up; otherwise the columns are adjacent, and with ROTARY they are
 // whole heads. Two blocks form a cluster; their tiles have the same columns, so that each block
-// loads half of the tile's part of B for both. Of a block's three warpgroups two compute 64 rows
-// each by WGMMA, with 64 x 256 sums, and only write these sums, rounded, to shared memory. One warp
-// of the first warpgroup loads A and B, by TMA, stage by stage; the other three run the second step
-// on the result and store it, an eighth of a tile at a time, while the WGMMAs of the next tile run.
-// (With the encoding in the computing warps, the kernel was 6% slower on an H200, because WGMMAs
-// waited for it. A fourth warpgroup would leave a thread 128 registers, too few for its sums.)
+// loads half of the tile's part of B for both. Two of a block's three warpgroups compute 64 rows
+// each by WGMMA, with 64 x 256 sums, and write these sums, rounded, to shared memory. In the other
+// warpgroup, one warp loads A and B by TMA, stage by stage. The other three warps run the second
+// step on the result and store it, an eighth of a tile at a time, while the WGMMAs of the next tile
+// run. (With the encoding in the computing warps, the kernel was 6% slower on an H200, because
+// WGMMAs waited for the encoding. A fourth warpgroup would leave a thread 128 registers, too few
+// for its sums.)
 //
 // Rows are permuted as in fused_matmul.cu, so that a thread has 2 adjacent rows x 4 adjacent
 // columns of each block of 16 x 16.
@@ -76,7 +77,7 @@ struct Parameters {
     Operand out;
     MaxSum *max_sums; // [tiles across][M]
     int M, K, V;
-    // numbers of the clusters' tiles, of 256 rows each: down the result, across it, and in all
+    // how many of the clusters' tiles (256 rows) lie down the result, across it, and in all
     int down, across, tiles;
     Rotary rotary;
 };
@@ -358,7 +359,7 @@ __device__ __forceinline__ void multiply(Shared &s, const Parameters &p, int w) 
         pin(sums);
         barrier_wait(&s.freed[w], number + 1);
 #pragma unroll
-        for (int j = 0; j < 2 * TILE / 16; j++) { // block of columns; SWIGLU: of gate, then of up
+        for (int j = 0; j < 2 * TILE / 16; j++) { // 16 columns; with SWIGLU of gate, then of up
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const float *d = sums + j * 8 + r * 2;
@@ -418,7 +419,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 namespace {
 
-// columns: the number of columns of the result or, with SWIGLU, of y.
+// columns: how many columns the result has or, with SWIGLU, y has.
 template <Epilogue EPILOGUE>
 void launch_wide(const Gpu *gpu, const Gemm &g, Parameters p, int columns) {
     p.a = map_like_rows(static_cast<const uint8_t *>(g.a), g.m, g.k, FULL_ROW, TILE);
