@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 // Rounds each source's share of a period to a whole number of samples. Returns the largest error,
-// divided by the period; infinity: the numbers do not add up to the period, or a source's exact
+// divided by the period, or infinity if the numbers do not add up to the period or a source's exact
 // share is below one sample.
 static double distance(const double *weights, double sum, int count, int period) {
     double worst = 0;
@@ -18,14 +18,16 @@ static double distance(const double *weights, double sum, int count, int period)
     return parts == period ? worst : INFINITY;
 }
 
-// Lists the turns of a period. `behind` is in units of 1/period of a sample, so it is whole.
+// Lists the turns of a period by the rule in blend.h. behind[i] says how far source i is behind its
+// share, in units of 1/period of a sample, so that it is whole.
 static void take_turns(Blend *b) {
     int64_t scale = b->count > 1 ? 2 * b->count - 2 : 1, period = b->period;
     FREED int64_t *behind = calloc_or_die((size_t)b->count, sizeof(int64_t));
     FREED int *taken = calloc_or_die((size_t)b->count, sizeof(int));
     for (int64_t n = 0; n < period; n++) {
         int next = -1;
-        int64_t slack = 0; // how far `next` is from being a sample behind, times `scale`
+        // how far `next` is from being 1 - 1/scale of a sample behind, times `scale`
+        int64_t slack = 0;
         for (int i = 0; i < b->count; i++) {
             behind[i] += b->parts[i];
             int64_t own = (scale - 1) * period - scale * behind[i];
@@ -40,7 +42,7 @@ static void take_turns(Blend *b) {
 }
 
 bool blend_make(Blend *b, const double *weights, int count) {
-    const double EQUAL = 1e-14; // rounding error of equal quotients
+    const double EQUAL = 1e-14; // equal quotients may differ this much by rounding
     double sum = 0, nearest = INFINITY;
     *b = (Blend){.count = count};
     for (int i = 0; i < count; i++) { sum += weights[i]; }

@@ -1,15 +1,16 @@
 // Chooses the source of each sample of a mixture, from the weights and the sample's number alone.
 //
 // The weights become whole numbers of samples in a period: 0.7 and 0.3 are 7 and 3 of 10 samples. A
-// period has at most BLEND_PERIOD samples. The one whose numbers are nearest to the weights is
-// used; of several that are equally near, the shortest. So weights with up to six digits are exact.
-// Within a period the sources take turns by Tijdeman's rule ("The chairman assignment problem",
-// Discrete Mathematics 32, 1980): with k sources, a turn goes to a source that is at least 1/(2k-2)
-// of a sample behind its share. If several sources are this far behind, the turn goes to the one
-// that would be the first to be a whole sample behind. So among the first n samples, for every n,
-// the count of each source differs from n * parts / period by at most 1 - 1/(2k-2). After a period
-// all counts are exact, and the turns repeat. (Megatron-LM's build_blending_indices takes the
-// source that is furthest behind; for many sources this rule has no such bound.)
+// period has at most BLEND_PERIOD samples; its length is the one at which the numbers are nearest
+// to the weights, or the shortest of several such lengths. So weights with up to six digits are
+// exact. Within a period the sources take turns by Tijdeman's rule ("The chairman assignment
+// problem", Discrete Mathematics 32, 1980): with k sources, a turn goes to a source that is at
+// least 1/(2k-2) of a sample behind its share. If several sources are this far behind, the turn
+// goes to the one that would be the first to be 1 - 1/(2k-2) of a sample behind. So for every n,
+// the count of each source among the first n samples differs by at most 1 - 1/(2k-2) from n * parts
+// / period. After a period all counts are exact, and the turns repeat. (Megatron-LM's
+// build_blending_indices takes the source that is furthest behind; for many sources this rule has
+// no such bound.)
 #pragma once
 
 #include "../base/common.h"

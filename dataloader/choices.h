@@ -3,9 +3,9 @@
 //
 // Layout: a token file (loader.h) with magic 20240522; version 1 is llm.c's evaluation format, in
 // uint16; version 2 has uint32 instead. Header [2] is the count of questions, [3] the size of the
-// longest question in bytes, [5] the wording: 0: that of the data set's fields; 1: that of
-// lm-eval's HellaSwag task. After the header, the questions follow one after another. A question
-// is:
+// longest question in bytes. [5] is 0 if the wording is that of the data set's fields, 1 if it is
+// that of lm-eval's HellaSwag task. After the header, the questions follow one after another. A
+// question is:
 //   65535; the size of the question in bytes, with that 65535; its index in the set; the index of
 //   the right answer; the number of answers A; the length of the context, and its tokens; then for
 //   each of the A answers its length and its tokens
@@ -22,8 +22,8 @@ BEGIN_C
 enum { CHOICES_MAGIC = 20240522, CHOICES_START = 65535, CHOICES_TEXT = 5 };
 
 typedef struct {
-    int64_t at; // index of the number that is the first answer's length
-    int label, answers, context;
+    int64_t at;                  // index in ChoiceSet.numbers of the first answer's length
+    int label, answers, context; // index of the right answer; number of answers; context's tokens
 } Question;
 
 typedef struct {

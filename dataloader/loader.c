@@ -102,7 +102,7 @@ bool shard_open(TokenFile *f, const char *path) {
 typedef struct {
     TokenFileKind file;
     const char *ending, *word;
-    int flag_index; // index in the shard's header: 1: the shard has such a file
+    int flag_index; // index of the header's number that is 1 if the shard has such a file
     const char *why;
 } BitFile;
 
@@ -166,8 +166,8 @@ static bool shard_sum(TokenFile *shard, uint32_t *crc) {
                     max64(PART_BYTES, bytes / PARTS), crc);
 }
 
-// Whether a shard has the bytes that it had when it was opened. Only if its modification time
-// differs, the checksum is computed again.
+// Whether a shard has the bytes that it had when it was opened. Computes the checksum again only if
+// the modification time differs.
 static bool shard_unchanged(TokenFile *shard) {
     uint32_t crc = shard->crc;
     if (modification_time(shard) == shard->changed) { return true; }

@@ -2,14 +2,14 @@
 // tokens.
 //
 // A token file, little-endian:
-//   bytes 0..1023   256 int32: [0] the magic number of its kind, [1] version, 1: the numbers are
-//                   uint16, 2: uint32, [2] and [3] counts, [4] the fingerprint of the tokenizer
-//                   (tokenizer.h; 0: not known); the rest depends on the kind
-//   from byte 1024  the numbers, most of them tokens
+//   bytes 0..1023   256 int32: [0] the magic number of its kind; [1] the version, 1 if the numbers
+//                   are uint16, 2 if they are uint32; [2] and [3] counts; [4] the fingerprint of
+//                   the tokenizer (tokenizer.h; 0: not known); the rest depends on the kind
+//   from byte 1024  the numbers: tokens, in a mask bits; a multiple-choice set also has lengths
 // A token shard has magic 20240520; [2] and [3] are the lower and the upper half of the count of
 // tokens, both unsigned; [5] is 1 if the shard has a mask, [6] is 1 if it has conversations and
-// SHARD.starts. Nothing follows the tokens. llm.c's shards are version 1 with zeros from [3] on. A
-// multiple-choice set is in choices.h.
+// SHARD.starts. Nothing follows the tokens. llm.c's shards are version 1 with zeros from [3] on.
+// choices.h describes multiple-choice sets.
 //
 // A mask says which of a shard's tokens count as targets. It lies beside the shard as SHARD.mask;
 // without a mask, all tokens count. It is a token file with magic 20261124, always uint16: [2] and
@@ -32,11 +32,11 @@
 //
 // A run is an endless sequence of samples, numbered from 0: sample s is in epoch s / windows, and
 // an epoch visits every window once, in an order that depends only on (seed, epoch). So the
-// position of a run is one number: `consumed`, the samples that it has consumed. With micro-batches
-// of B samples on R ranks, rank r reads B samples from consumed + (m R + r) B on in micro-batch m
-// of a step. So a run can be resumed with another R or B. In a mixture of data sets (mixture.h) the
-// number of a sample also determines its data set (blend.h) and its number in that data set. Each
-// data set has epochs of its own.
+// position of a run is one number: `consumed`, the samples that it has consumed. If there are R
+// ranks and a micro-batch has B samples, then in micro-batch m of a step rank r reads the B samples
+// from number consumed + (m R + r) B on. So a run can be resumed with another R or B. In a mixture
+// of data sets (mixture.h) the number of a sample also determines its data set (blend.h) and its
+// number in that data set. Each data set has epochs of its own.
 #pragma once
 
 #include "../base/io.h"
@@ -67,7 +67,7 @@ typedef struct {
     int token_bytes;    // bytes of a number: 2 or 4
     int64_t count;      // numbers in the file
     uint32_t tokenizer; // the tokenizer's fingerprint; 0: not known
-    int64_t changed;    // only of a Dataset's shards: modification time in ns, and CRC-32
+    int64_t changed;    // set only in a Dataset's shards: modification time in ns, and CRC-32
     uint32_t crc;
 } TokenFile;
 
@@ -142,8 +142,8 @@ void dataset_close(Dataset *data);
 
 // Compares the shards' checksums with those in the first lines of *identity, in their order, and
 // moves *identity past these lines. The error names the first shard that differs. Folders and names
-// may differ. The checksum of a shard above 4 MiB covers only 64 parts of it. The error says that
-// the shards differ from those that `whose` read, such as "the checkpoint".
+// may differ. The checksum of a shard above 4 MiB covers only 64 parts of it. whose: the error's
+// name for what has read the shards in *identity, such as "the checkpoint".
 bool dataset_match(const Dataset *data, const char **identity, const char *whose);
 // Whether the next line of *identity has the checksum of `line`; if so, moves *identity past it.
 bool identity_next(const char *line, const char **identity);

@@ -67,7 +67,7 @@ int sources_read(const char *text, Source **sources) {
     return 0;
 }
 
-// Writes a source's share as a line of the identity. All lines begin with a checksum.
+// Writes a source's share as a line of the identity; like all lines, it begins with a checksum.
 static const char *share_line(const Mixture *m, int source, char line[64]) {
     char share[40];
     int n = snprintf(share, sizeof(share), "%d/%d of the samples", m->blend.parts[source],

@@ -6,8 +6,8 @@
 // single pattern, and so is a text that matches files as it stands. The mixture then has one
 // source.
 //
-// Samples are drawn from the sources by blend.h; each source is shuffled and repeated by itself. An
-// epoch of the mixture is as many samples as all sources have windows together.
+// blend.h says which source each sample is from. Each source is shuffled and repeated by itself. An
+// epoch of the mixture has as many samples as all sources together have windows.
 #pragma once
 
 #include "loader.h"

@@ -43,8 +43,8 @@ static void put_token(Output *out, int token) {
 
 enum { PART = 1 << 20 }; // a text is encoded in parts of at least this many bytes
 
-// Returns where a part of a text ends: at a line break between two visible ASCII characters,
-// because no tokenizer has a word across such a line break.
+// Returns where a part of a text ends: after a line break between two visible ASCII characters,
+// because no tokenizer has a word across such a line break. Returns n if there is none.
 static size_t part_end(const unsigned char *text, size_t n) {
     for (size_t at = PART; at < n; at++) {
         if (text[at - 1] == '\n' && text[at] > ' ' && text[at] < 127 && text[at - 2] > ' ' &&
@@ -185,7 +185,7 @@ static size_t next_line(const Text *text, size_t at, size_t end) {
 
 static void tokenize_file(const char *path, Output *train, Output *valid) {
     Text text = open_text(path);
-    // the validation text starts with a whole line, unless this would leave less than half of it
+    // the validation text starts where a line does, unless this would leave less than half of it
     size_t split = text.bytes - (size_t)((double)text.bytes * valid_fraction);
     split = next_line(&text, split, split + (text.bytes - split) / 2);
     put_text(train, &text, 0, split);
@@ -210,7 +210,7 @@ static void open_tokenizer(const char *path, const char *given) {
     if (given == NULL && !tokenizer_write_bytes(path)) { die("%s", error_text()); }
     if (!tokenizer_open(&tokenizer, from)) { die("--tokenizer %s", error_text()); }
     if (!encoder_open(&encoder, &tokenizer)) { die("--tokenizer %s: %s", from, error_text()); }
-    // in the shards, a document ends where the next one begins
+    // in the shards, the first token of a document is also the end of the one before it
     tokenizer_set_document_end(&tokenizer, tokenizer.begin_of_text);
     if (given != NULL && !file_replace(path, tokenizer.data, tokenizer.bytes)) {
         die("%s", error_text());

@@ -324,6 +324,7 @@ static const unsigned char *end_of_space(const Encoder *e, const unsigned char *
     return at == end || last == p ? at : last;
 }
 
+// Returns the end of the word at p, which is no contraction, by GPT-2's expression:
 // 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 static const unsigned char *gpt2_word(const Encoder *e, const unsigned char *p,
                                       const unsigned char *end) {
@@ -337,6 +338,7 @@ static bool is_newline(unsigned char c) {
     return c == '\r' || c == '\n';
 }
 
+// Returns the end of the word at p, which is no contraction, by Llama 3's expression:
 // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
 // |\s*[\r\n]+|\s+(?!\S)|\s+
 // CUT_LLAMA3_DIGITS has \p{N} instead of \p{N}{1,3}.
@@ -361,8 +363,9 @@ static const unsigned char *llama3_word(const Encoder *e, const unsigned char *p
     return line > p ? line : end_of_space(e, p, end);
 }
 
-// Returns the end of the piece at p. Each number character is a piece, and so is the text up to the
-// next number character. Each piece is cut into words as if it were the whole text.
+// Returns the end of the piece at p. With CUT_GPT2_DIGITS each number character is a piece, and so
+// is the text up to the next number character. Each piece is cut into words as if it were the whole
+// text.
 static const unsigned char *end_of_piece(const Encoder *e, const unsigned char *p,
                                          const unsigned char *end) {
     const unsigned char *begin = p;
@@ -414,7 +417,7 @@ static int64_t encode_word(Encoder *e, const unsigned char *word, int n, int *to
         e->room = 2 * (size_t)n;
         e->end = realloc_or_die(e->end, e->room * sizeof(int));
         e->before = realloc_or_die(e->before, e->room * sizeof(int));
-        // each merge adds at most two candidates
+        // at first there are at most n - 1 candidates; each of at most n - 1 merges adds up to two
         e->heap = realloc_or_die(e->heap, 3 * e->room * sizeof(Merge));
     }
     e->heap_count = 0;

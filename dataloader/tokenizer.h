@@ -92,7 +92,7 @@ bool tokenizer_names_end(const Tokenizer *tokenizer, const unsigned char *text, 
 bool tokenizer_write_bytes(const char *path);
 
 // Return the texts of a tokenizer.json and a tokenizer_config.json, which the caller frees. With
-// them Hugging Face's libraries encode text as a byte tokenizer does.
+// them Hugging Face's libraries encode text as the byte tokenizer does.
 char *tokenizer_json(const Tokenizer *tokenizer);
 char *tokenizer_config_json(void);
 

@@ -36,19 +36,19 @@ typedef struct {
 } Note;
 
 typedef struct {
-    int rank, files[CONNECTIONS]; // files: by Channel or WATCHDOGS; -1: not connected
+    int rank, files[CONNECTIONS]; // indexed by Channel or WATCHDOGS; -1: not connected
     char host[HOST];
     bool left, closed; // left: the peer has said goodbye; closed: its connection has ended
-    double heard;
+    double heard;      // when bytes of the peer's notes last came
     Note beat, coming; // coming: the note that is being received; `got` of its bytes have come
     size_t got;
 } Peer;
 
 struct Watch {
     int rank, ranks;
-    // number of peers: on rank 0 one for each rank (its own is unused), elsewhere only rank 0
+    // number of peers: on rank 0 one for each rank, itself included; elsewhere only rank 0
     int count;
-    double limit, tick;
+    double limit, tick;   // seconds: how long a rank may be silent; time between two notes
     Peer *peers;          // [count]
     struct pollfd *polls; // one for each peer, and one for `quit`
     int quit;             // eventfd by which the watchdog's thread is ended
@@ -65,7 +65,7 @@ struct Watch {
     Note mine;
     double since; // when this rank began what `mine` says
     double left;  // when a peer last said goodbye
-    bool leaving;
+    bool leaving; // this rank has called group_close
 };
 
 // Reads the watchdog's clock. The caller holds the mutex. While the process runs, the watchdog
@@ -84,7 +84,7 @@ static void set_option(int file, int level, int name, int value) {
     setsockopt(file, level, name, &value, sizeof(value)); // a failure here does no harm
 }
 
-// Sets the timeouts of connect and send, and of recv, in seconds. 0: none.
+// Sets the timeout of connect and send, and that of recv, in seconds. 0 means no timeout.
 static void set_timeouts(int file, double sends, double receives) {
     struct timeval most[2];
     for (int i = 0; i < 2; i++) {
@@ -100,9 +100,9 @@ static void close_file(int *file) {
     *file = -1;
 }
 
-// Opens a socket at the first of the host's addresses that lets it. listens: the socket listens
-// there, so the address must be this machine's. Otherwise it is connected; an address may take two
-// seconds. Returns -1 if no address works: *why and errno say why the last one did not.
+// Opens a socket at the first of the host's addresses that works. With `listens`, the socket
+// listens at the address, which must be this machine's. Otherwise it connects to the address within
+// two seconds. Returns -1 if no address works; *why and errno then say why the last one did not.
 static int open_socket(const char *host, int port, bool listens, const char **why) {
     char service[16];
     struct addrinfo *found, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
@@ -198,8 +198,8 @@ static bool receive_note(const Watch *w, Peer *p) {
 
 // ---- the watchdog -------------------------------------------------------------------------------
 
-// Prints the reason and ends this process; in rank 0, all processes. The caller holds the watch's
-// mutex, so that only one thread prints a reason.
+// Prints the reason and ends this process. Rank 0 first sends the reason to the other ranks, which
+// then end too. The caller holds the watch's mutex, so that only one thread prints a reason.
 __attribute__((noreturn)) PRINTF_LIKE(2, 3) static void end_run(Watch *w, const char *format, ...) {
     Error why = {0};
     va_list args;
@@ -252,13 +252,13 @@ static void read_peer(Watch *w, Peer *p) {
 static void judge(Watch *w, double now) {
     double limit = w->limit + (w->rank == 0 ? 0 : 2 * w->tick), longest = 0;
     const Peer *stuck = NULL, *behind = NULL;
-    // the others may have waited for a rank that has just said goodbye
+    // a rank that said goodbye may have kept the others waiting, so their time begins anew then
     bool all_wait = now - w->left > limit + 2 * w->tick;
     for (const Peer *p = w->peers; p < w->peers + w->count; p++) {
         const Note *b = &p->beat;
         if (p->left) { continue; }
         if (now - p->heard > limit) { end_for(w, p, "has been silent for %.1f s", now - p->heard); }
-        // age is that of the last note: since then a silent rank may have begun something else
+        // the age is that in the last note, since which a silent rank may have begun something else
         if (b->activity == ACTIVITY_WORK && b->age > fmax(limit, longest)) {
             stuck = p, longest = b->age;
         }
@@ -450,8 +450,8 @@ typedef struct {
     const Rendezvous *rendezvous;
     Hello mine;
     char address[400], within[64]; // for messages: where ranks connect, and within which time
-    double limit;
-    bool warned; // has warned that a rank was refused
+    double limit;                  // seconds within which all ranks must connect
+    bool warned;                   // this rank has warned that another rank was refused
 } Attempt;
 
 // Returns whether a Hello arrives within `seconds`. *bytes: how many bytes have arrived.
@@ -707,7 +707,7 @@ static bool agree_on(const Group *g, const char *host, const char *identity) {
     return group_agree(g, CHANNEL_MAIN, ok);
 }
 
-// Returns the watchdog's state of a rank that is not connected yet.
+// Makes the watchdog's state for a rank that has no connections yet.
 static Watch *make_watch(const Group *g, double seconds) {
     Watch *w = calloc_or_die(1, sizeof(Watch));
     *w = (Watch){.rank = g->rank,
@@ -743,7 +743,7 @@ bool group_open(Group *g, const Rendezvous *rendezvous, int listener, const char
     Redirector redirector = {.attempt = attempt, .listener = -1};
     int port = rendezvous->port;
     if (rendezvous->elsewhere && g->rank > 0 && g->local_rank == 0 && is_here(rendezvous->host)) {
-        // -1: another rank listens there
+        // the result is -1 if another rank listens there already
         redirector.listener = group_listen(rendezvous->host, &port);
         if (redirector.listener >= 0 &&
             pthread_create(&redirector.thread, NULL, redirect_ranks, &redirector) != 0) {

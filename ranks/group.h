@@ -51,9 +51,9 @@ typedef struct {
 int group_listen(const char *host, int *port);
 
 // Connects to the other ranks within `seconds`. This is also the time limit of the watchdog, which
-// runs afterwards. The caller has set the fields of *g before `watch`. listener: rank 0's socket if
-// it is open already, else -1. identity: a text that says what this rank runs; it must be the same
-// on every rank. On failure every connected rank gets the reason, which names the ranks that are
+// runs afterwards. The caller has set all fields of *g but `watch`. listener: rank 0's socket if it
+// is open already, else -1. identity: a text that says what this rank runs; it must be the same on
+// every rank. On failure every connected rank gets the reason, which names the ranks that are
 // missing or differ.
 bool group_open(Group *g, const Rendezvous *rendezvous, int listener, const char *identity,
                 double seconds);
@@ -69,11 +69,11 @@ typedef enum { CHANNEL_MAIN, CHANNEL_SAVE, CHANNELS } Channel;
 // Whether `ok` is true on every rank. If not, error_text() on every rank becomes the text of the
 // first rank that failed, with its number in front. The call is also a barrier.
 bool group_agree(const Group *g, Channel channel, bool ok);
-// group_broadcast copies rank 0's bytes to all ranks. group_gather copies every rank's bytes into
-// `all` [ranks * bytes] on rank 0.
+// group_broadcast copies rank 0's bytes to all ranks. group_gather copies every rank's bytes,
+// `mine`, into `all` [ranks * bytes] on rank 0.
 void group_broadcast(const Group *g, Channel channel, void *data, size_t bytes);
 void group_gather(const Group *g, Channel channel, const void *mine, size_t bytes, void *all);
-// Returns rank 0's text on all ranks, over the main channel; the caller frees it.
+// Returns rank 0's text, `mine`, on every rank; the caller frees it. Uses the main channel.
 char *group_text(const Group *g, const char *mine);
 
 typedef enum {

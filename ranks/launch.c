@@ -18,8 +18,8 @@
 enum {
     NUMBERS = 3,
     DEFAULT_PORT = 29500,
-    // How far the ranks' port is above torchrun's. An even distance keeps the port's parity. Linux
-    // prefers ports of the other parity for outgoing connections, so one of those may be in use.
+    // How far the ranks' port is above torchrun's. The distance is even, because Linux prefers
+    // ports of the other parity for outgoing connections, so one of these may be in use.
     PAST_AGENT = 2,
 };
 
@@ -35,7 +35,7 @@ typedef struct {
 
 // The first launcher whose variables are set counts.
 static const Launcher launchers[] = {
-    {.name = "WORLD_SIZE", // of torchrun; a user may set these variables by hand
+    {.name = "WORLD_SIZE", // torchrun sets these variables; a user may set them by hand
      .rank = "RANK",
      .ranks = "WORLD_SIZE",
      .local_rank = "LOCAL_RANK",
@@ -54,14 +54,14 @@ static const Launcher launchers[] = {
      .local_rank = "MPI_LOCALRANKID",
      .local_ranks = "MPI_LOCALNRANKS"},
     {.name = "Slurm",
-     .sign = "SLURM_STEP_NUM_TASKS", // a batch script before it calls srun has SLURM_PROCID too
+     .sign = "SLURM_STEP_NUM_TASKS", // outside srun, a batch script has SLURM_PROCID too
      .rank = "SLURM_PROCID",
      .ranks = "SLURM_STEP_NUM_TASKS",
      .local_rank = "SLURM_LOCALID",
      .tasks = "SLURM_STEP_TASKS_PER_NODE",
      .hosts = "SLURM_STEP_NODELIST",
      .run = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
-    {.name = "PMI", // of Cray's PALS
+    {.name = "PMI", // Cray's PALS
      .rank = "PMI_RANK",
      .ranks = "PMI_SIZE",
      .local_rank = "PMI_LOCAL_RANK",
@@ -69,7 +69,7 @@ static const Launcher launchers[] = {
 };
 enum { LAUNCHERS = sizeof(launchers) / sizeof(launchers[0]) };
 
-// Returns NULL for a variable that is not set, or is empty.
+// Returns a variable's value, or NULL if the variable is not set or is empty.
 static const char *variable(const char *name) {
     const char *value = name != NULL ? getenv(name) : NULL;
     return value != NULL && *value != '\0' ? value : NULL;
@@ -91,7 +91,7 @@ static bool read_int(const char *name, int min, int max, int *value) {
 
 static bool read_rank(Ranks *r, const Launcher *l) {
     int rank = -1, local = -1;
-    const char *tasks = variable(l->tasks); // as "8(x2),4"
+    const char *tasks = variable(l->tasks); // as "8(x2),4"; the first number is used
     bool counted = variable(l->ranks) != NULL;
     if (!read_int(l->ranks, 1, RANKS_MAX, &r->group.ranks)) { return false; }
     int ranks = r->group.ranks, most = counted ? ranks : RANKS_MAX;
@@ -242,7 +242,7 @@ __attribute__((noreturn)) static void await_ranks(const Ranks *r, pid_t *ids,
             bool killed = WIFSIGNALED(status);
             int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
             bool orderly = code == 0 || code == EXIT_TOO_MANY_SKIPPED ||
-                           // all ranks end with this status, one after another
+                           // with these, all ranks end by themselves, one after another
                            code == EXIT_WRONG_RESULTS || code == EXIT_STOPPED_BY_SIGNAL;
             bool effect = failed > 0 && (result != EXIT_LOST_RANK || code == EXIT_LOST_RANK);
             if (i == 0 && failed == 0) { result = code; }

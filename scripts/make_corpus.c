@@ -4,9 +4,9 @@
 //
 //   ./make_corpus --bytes 1500000 --seed 1 > corpus.txt
 //
-// A model can learn something at every distance: spelling; pronouns; tense; who lives where, who
-// sells what at which price, and who is whose sister; the order of days and months; sums, which are
-// all correct. So a small model's samples show how much it has learned.
+// A model can learn something over every distance in the text: spelling; pronouns; tense; who lives
+// where, who sells what at which price, and who is whose sister; the order of days and months;
+// sums, which are all correct. So a small model's samples show how much it has learned.
 //
 // The words and the scenes are in village.txt, which begins with a description of its language.
 #include "../base/common.h"
@@ -113,8 +113,8 @@ static void read_grammar(const char *path) {
 
 // ---- words --------------------------------------------------------------------------------------
 
-// Returns the first cell of the row that this story has drawn at random for a name. NULL: no list
-// has the name.
+// Returns the first cell of the row that a story draws for a name: at random, but always the same
+// in one story. Returns NULL if no list has the name.
 static const char *drawn(const Story *s, const char *name) {
     for (int l = 0; l < grammar.list_count; l++) {
         const List *list = &grammar.lists[l];
@@ -249,7 +249,8 @@ static void tell(Story *s, const char *text) {
 static void write_corpus(FILE *out, int64_t bytes, uint64_t seed) {
     uint64_t count = (uint64_t)grammar.scene_count;
     int64_t written = 0;
-    for (uint64_t i = 0; written < bytes && !ferror(out); i++) { // each scene once in each round
+    // a round tells each scene once, in an order of its own
+    for (uint64_t i = 0; written < bytes && !ferror(out); i++) {
         Scene scene = grammar.scenes[rng_permute(rng_bits(seed, i / count), count, i % count)];
         Story s = {.key = rng_bits(~seed, i), .text = "\n"};
         grammar.line = scene.line;
