@@ -1,5 +1,5 @@
-// GELU and SwiGLU, forward and backward. Each is a source (quantize.cuh), whose values produce()
-// writes as BF16 or FP8.
+// GELU and SwiGLU, forward and backward. Each pass is a source (quantize.cuh), whose values
+// produce() writes as BF16 or FP8.
 #include "quantize.cuh"
 
 // Inputs: x and, with BIAS, the bias, which is added to x.

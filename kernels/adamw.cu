@@ -172,7 +172,7 @@ struct AdamWFactors {
     uint32_t key1, key2; // for the stochastic rounding of m and of v; 8-bit moments share key1
 };
 
-// bias1 and bias2 are log2(beta1) and log2(beta2).
+// Returns a segment's factors. bias1 is log2(beta1), and bias2 is log2(beta2).
 __device__ __forceinline__ AdamWFactors adamw_factors(const AdamWUpdate &u, const StepState *state,
                                                       float lr_mult, float bias1, float bias2) {
     float updates = (float)state->updates;
@@ -481,7 +481,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     // it: when each half-warp wrote two bytes at a time, AdamW took 27% longer (256M parameters,
     // one H200).
     enum { SCALES = small ? ADAMW_QUADS / MOMENT_LANES : 1 };
-    __shared__ uint32_t scales[SCALES]; // the scale of m in the lower half
+    __shared__ uint32_t scales[SCALES]; // the lower half has the scale of m, the upper that of v
     for (int k = threadIdx.x; small && k < quads / MOMENT_LANES; k += ADAMW_THREADS) {
         scales[k] = at.exp_avg_scales[k] | (uint32_t)at.exp_avg_sq_scales[k] << 16;
     }

@@ -21,7 +21,7 @@ namespace {
 
 enum {
     SIZE = 128, // channels of a head
-    PARTS = 2,  // tiles of 64 channels
+    PARTS = 2,  // tiles of 64 channels in a head
     KEYS = 128,
     QUERIES = 64,
     TILE = 64 * FULL_ROW, // bytes of 64 rows and 64 channels

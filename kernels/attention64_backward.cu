@@ -17,8 +17,9 @@
 // sum again long before the next WGMMA adds to the sum. After the last tile of keys, on the
 // diagonal, it writes dQ in BF16.
 //
-// The first warpgroup does not compute: its first warp loads tiles by TMA, its other warps prepare
-// lse and delta of the next head's rows. All blocks compute the same number of whole heads.
+// The first warpgroup does not compute: its first warp loads tiles by TMA, and its other warps
+// prepare lse and -rowsum(dO O) of the next head's rows. All blocks compute the same number of
+// whole heads.
 // The remaining heads are divided among all blocks by tiles of keys, unless it is faster that some
 // blocks compute one more whole head. Several blocks then have sums of one head's dQ, and a second
 // kernel adds up these sums. With documents, a tile of keys needs only the queries up to the end of
@@ -75,7 +76,7 @@ struct Parameters {
     // [block][2][T, rounded up to 128][64], see sums_of; a tile's sums lie in the order of the
     // threads that add them up
     float *sums;
-    int T, H, N; // N: values in a row of QKV
+    int T, H, N; // N: how many values a row of QKV has
     int tiles;   // tiles of keys in a head
     int blocks;
     int whole; // how many whole heads each block computes
@@ -87,7 +88,7 @@ struct Parameters {
     template <bool DOCUMENTS> __device__ int cut(int block) const {
         return DOCUMENTS ? __ldg(document_cuts + block) : cuts[block];
     }
-    // The first tile of keys that a pair of tiles of queries sees.
+    // Returns the first tile of keys that a pair of tiles of queries sees.
     template <bool DOCUMENTS> __device__ int first_keys(int head, int pair) const {
         return DOCUMENTS ? __ldg(starts + (int64_t)(head / H) * T + pair * KEYS) / KEYS : 0;
     }
@@ -187,10 +188,10 @@ template <bool DOCUMENTS> __device__ __forceinline__ void load(Shared &s, const 
     }
 }
 
-// Writes lse and delta of the piece's queries to shared memory. Each of `warps` warps takes its
-// share of the tiles; 8 lanes compute the delta of a row. For rows beyond T, lse and delta have
-// values that make P and dS 0. UNROLL: how many rows a lane loads at a time; more rows take more
-// registers.
+// Writes lse and delta = -rowsum(dO O) of the piece's queries to shared memory. Each of `warps`
+// warps takes its share of the tiles; 8 lanes compute the delta of a row. For rows beyond T, lse
+// and delta have values that make P and dS 0. UNROLL: how many rows a lane loads at a time; more
+// rows take more registers.
 template <int UNROLL, bool DOCUMENTS>
 __device__ __forceinline__ void compute_delta(Shared &s, const Parameters &p,
                                               const Work<DOCUMENTS> &work, int number, int warp,
@@ -562,7 +563,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     typedef Work<DOCUMENTS> Piece;
     if (Piece(p, 0).none()) { return; }
-    if (threadIdx.x >= WARP) { // the first warp already loads tiles
+    if (threadIdx.x >= WARP) { // the first warp loads tiles instead
         compute_delta<4>(s, p, Piece(p, 0), 0, threadIdx.x / WARP - 1, THREADS / WARP - 1);
     }
     if (group == 0) {

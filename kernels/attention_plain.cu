@@ -9,7 +9,7 @@
 enum { HEAD_LANES = MAX_HEAD_SIZE / WARP }; // elements of a head that a lane holds
 
 struct Shape {
-    int T, H, G, D, N; // N: values in a row of the packed buffer
+    int T, H, G, D, N; // N: how many values a row of the packed buffer has
     float scale;
     const int *starts; // NULL: a query sees all keys up to its own position
 

@@ -30,7 +30,7 @@
 namespace {
 
 enum {
-    ROWS = 64, // queries of a warpgroup
+    ROWS = 64, // queries that a warpgroup computes at a time
     KEYS = 64,
     TILE = ROWS * FULL_ROW, // bytes of 64 rows and 64 channels
     LOADING_REGISTERS = 24
@@ -43,7 +43,7 @@ template <int SIZE_, bool DOCUMENTS_, bool GRADIENT_> struct Kind {
         SIZE = SIZE_,
         DOCUMENTS = DOCUMENTS_,
         GRADIENT = GRADIENT_,
-        PARTS = SIZE / 64, // tiles of 64 channels that a row takes
+        PARTS = SIZE / 64, // tiles of 64 channels in a head
         GROUPS = SIZE == 64 ? 4
                  : GRADIENT ? 2
                             : 3, // warpgroups that compute
@@ -88,7 +88,7 @@ struct Parameters {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// The piece that a thread block computes. A block computes consecutive pieces.
+// The piece that a thread block is computing. A block computes consecutive pieces.
 template <typename K> struct Work {
     int tiles, pieces; // tiles and pieces in a head
     int head, piece, pieces_left;
@@ -112,22 +112,22 @@ template <typename K> struct Work {
         piece = first % pieces;
         pieces_left = first_of(p, blockIdx.x + 1) - first;
     }
-    // One past the piece's last tile of queries. Attention is causal, so this is also one past the
-    // last tile of keys that the piece sees.
+    // Returns one past the piece's last tile of queries. Attention is causal, so this is also one
+    // past the last tile of keys that the piece sees.
     __device__ int keys(void) const {
         return (piece + 1) * tiles / pieces;
     }
-    // The first tile of keys that a tile of queries sees.
+    // Returns the first tile of keys that a tile of queries sees.
     __device__ int first(const Parameters &p, int tile) const {
         return K::DOCUMENTS ? __ldg(p.starts + (int64_t)(head / p.H) * p.T + tile * ROWS) / KEYS
                             : 0;
     }
-    // The first tile of keys that the piece sees.
+    // Returns the first tile of keys that the piece sees.
     __device__ int first(const Parameters &p) const {
         return first(p, piece * tiles / pieces);
     }
-    // The tile of queries of warpgroup w. If the result is keys() or above, the warpgroup has no
-    // tile.
+    // Returns the tile of queries of warpgroup w. If the result is keys() or above, the warpgroup
+    // has no tile.
     __device__ int tile(int w) const {
         return piece * tiles / pieces + (w + number) % K::GROUPS;
     }

@@ -35,7 +35,7 @@
 namespace {
 
 enum {
-    ROWS = MATMUL_ROWS, // rows of a warpgroup in a tile
+    ROWS = MATMUL_ROWS, // rows of a tile that a warpgroup computes
     TILE = 128,
     DEPTH = 128, // FP8 values of K in a step; a row of them takes DEPTH bytes in shared memory
     THREADS = 3 * GROUP,
@@ -78,7 +78,7 @@ struct Parameters {
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-// The tile that a thread block computes. A block computes consecutive tiles.
+// The tile that a thread block is computing. A block computes consecutive tiles.
 struct Work {
     int M, steps;    // a tile's matmul is computed in steps, each over DEPTH values of K
     int row, column; // where this tile begins
@@ -109,7 +109,7 @@ struct Work {
     __device__ bool ends_panel(void) const {
         return tiles_left == 1 || row + TILE >= M;
     }
-    // How many stages of B the block has used before this tile.
+    // Returns how many stages of B the block has used before this tile.
     __device__ int b_before(void) const {
         return panel * B_STAGES;
     }
@@ -210,7 +210,7 @@ __device__ __forceinline__ void compute(Shared &s, const Parameters &p, int w) {
             a_at.advance(1);
             b_at.advance(1);
         };
-        auto release = [&] { // frees the oldest used stage of A, and of B if another panel follows
+        auto release = [&] { // frees the oldest used stage of A, and of B at a panel's end
             barrier_arrive(&s.a_empty[a_done.at], lane == 0);
             barrier_arrive(&s.b_empty[b_done.at], lane == 0 && releases_b);
             a_done.advance(1);

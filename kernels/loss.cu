@@ -22,7 +22,7 @@ __device__ MaxSum block_max_sum(MaxSum x, MaxSum *shared) {
     return x;
 }
 
-// Subtracts scale from element `at`, the target's, if 0 <= at < 8.
+// If 0 <= at < 8, subtracts `scale` from element `at`, which belongs to the target.
 __device__ __forceinline__ void subtract_onehot(Floats8 &v, int at, float scale) {
     for (int j = 0; j < VEC; j++) { v.v[j] -= j == at ? scale : 0.0f; }
 }

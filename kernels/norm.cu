@@ -165,10 +165,10 @@ __device__ __forceinline__ void group_sums(float (&v)[N], float *buffer, int gro
 }
 
 // Chooses the number of groups: as many as fit in the registers of an SM and in the dynamic shared
-// memory of a block, which is 220 KB on Hopper. But there are at most four, because usual numbers
-// of rows divide most evenly by four. codes: whether each group has a tile of codes in shared
-// memory. slot_bytes: how many bytes a thread fetches ahead. Tests set the device's limit by
-// LLM8_TEST_SHARED_KIB.
+// memory of a block, which is 220 KB on Hopper. But there are at most four: with four groups, the
+// usual numbers of rows are divided most evenly among the blocks. codes: whether each group has a
+// tile of codes in shared memory. slot_bytes: how many bytes a thread fetches ahead. Tests set the
+// device's limit by LLM8_TEST_SHARED_KIB.
 static Division divide(int C, bool codes, size_t slot_bytes) {
     const char *test = getenv("LLM8_TEST_SHARED_KIB");
     int device, most_bytes;

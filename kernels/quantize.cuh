@@ -415,7 +415,7 @@ __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE::OUTPUTS == 1 ? 3 : 2)
     if (output < OUTPUTS) {
         TileAmaxes &mine = amaxes[output];
         const bool square = out.scaling == SCALE_BLOCK_128X128, transposed = part % 2;
-        // rows and columns of this form
+        // how many rows and columns this form has
         const int rows = transposed ? width : M, columns = transposed ? M : width;
         const int in_row = transposed ? first_row : output * N + first_column;
         const int in_column = (transposed ? output * N + first_column : first_row) + c;
@@ -550,7 +550,7 @@ enum { SUM_COLUMNS = WARP * VEC };
 
 // A thread block adds up its columns over a part of the rows, and writes the sums to
 // partials[blockIdx.y][N]. With WRITES, the values are first rounded to BF16 and written to `out`;
-// and if amax is not NULL, *amax receives their amax.
+// and if amax is not NULL, *amax is raised to at least their amax.
 template <typename SOURCE, bool WRITES>
 __global__ void __launch_bounds__(WARP *ROW_LANES)
     column_sums_kernel(SOURCE source, Bf16 *out, float *amax, float *partials, int M, int N) {

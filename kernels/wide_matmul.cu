@@ -34,7 +34,7 @@ namespace {
 enum Epilogue { SWIGLU, MAX_SUMS, ROTARY };
 
 enum {
-    ROWS = MATMUL_ROWS, // rows of a warpgroup in a tile
+    ROWS = MATMUL_ROWS, // rows of a tile that a warpgroup computes
     TILE = 128,
     DEPTH = 128, // FP8 values of K in a step; a row of them takes DEPTH bytes in shared memory
     THREADS = 3 * GROUP,
