@@ -6,19 +6,20 @@
 //     model.safetensors     the weights under Hugging Face's names
 //     config.json           for `transformers`; so are the next files, if the run has them:
 //     tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json
-//     tokenizer.bin         with which the trainers encode and decode text
+//     tokenizer.bin         for the trainers, which encode and decode text with it
 //     optimizer-R-of-N.safetensors   rank R's flat arrays "master", "exp_avg" and "exp_avg_sq". The
 //                           metadata "ranges" lists which elements of the parameter space they
 //                           hold, as "begin:end,begin:end"; "hashes" has the arrays' hash_words
-//                           (base/rng.h), computed before the arrays were copied. Muon's ranges
-//                           (docs/muon.md) come last and are left out of "exp_avg_sq", because Muon
-//                           has no second moment. With 8-bit moments (kernels/moments.h),
-//                           "exp_avg" has I8 codes and "exp_avg_sq" U8 codes, with a BF16 scale for
-//                           each block of codes in "exp_avg_scale" and "exp_avg_sq_scale". All
-//                           four then leave out Muon's ranges; these are in "momentum" (BF16)
+//                           (base/rng.h), computed before the arrays were copied for the save.
+//                           Muon's ranges (docs/muon.md) come last and are left out of
+//                           "exp_avg_sq", because Muon has no second moment. With 8-bit moments
+//                           (kernels/moments.h), "exp_avg" has I8 codes and "exp_avg_sq" U8 codes,
+//                           with a BF16 scale for each block of codes in "exp_avg_scale" and
+//                           "exp_avg_sq_scale". All four then leave out Muon's ranges; these are in
+//                           "momentum" (BF16)
 //     scaling.safetensors   only with delayed FP8 scaling. For each of S slots (model/precision.h):
 //                           "scale" [S]; "target" [S], the value that amax * scale should have;
-//                           "count" [S], the amaxes recorded so far; and "amax_history" [S,length],
+//                           "count" [S], how many amaxes were recorded; "amax_history" [S,length],
 //                           a ring buffer: the next amax is written at index count % length
 //   step_00000300.aside-1/  a checkpoint that a run set aside when it went back to an earlier step
 //   latest, best            symbolic links for other programs, if the file system has links
@@ -147,7 +148,7 @@ typedef struct {
     Dtype dtype;
     int64_t count; // elements; if 0, the file has an empty array, or none (after the first three)
     const void *data;
-    uint64_t hash; // hash_words of the array before it was copied
+    uint64_t hash; // hash_words of the array, computed before it was copied for the save
 } SavedArray;
 
 // What to save. The caller owns the buffers and must not change them until the save has ended.
@@ -228,8 +229,7 @@ bool checkpoint_share(Checkpoint *c, const Group *group);
 // is missing or has another shape, and, if begin is 0, a file with a tensor that the model lacks.
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out);
-// Writes the checksum of a meta.json into its text. Returns whether the text already had the right
-// one.
+// Writes the checksum of a meta.json into its text. Returns whether this checksum was there before.
 bool meta_seal(char *text, size_t bytes);
 
 // Opens the safetensors files of a checkpoint whose meta.json is open. With `verify`, also compares

@@ -19,8 +19,8 @@ typedef struct {
     char pattern[PATH_LENGTH];
 } Source;
 
-// Reads the text of a mixture into *sources, which the caller frees. Returns the number of sources;
-// 0: the text is wrong.
+// Reads the text of a mixture into *sources, which the caller frees. Returns the number of sources,
+// or 0 if the text is wrong.
 int sources_read(const char *text, Source **sources);
 
 typedef struct {
