@@ -28,7 +28,7 @@
 typedef struct {
     int N, C;
     const float *weight, *bias; // [N,C], [N]; bias NULL: none
-    float *rounded;             // [N,C] the weight, rounded for matmuls; in an FP32 run `weight`
+    float *rounded;             // [N,C] the weight as matmuls read it; in FP32 runs it is `weight`
     float *dweight, *dbias;
     // number: format of the operands of the forward matmul and of the input gradient; wgrad:
     // format of the operands of the weight gradient
@@ -288,7 +288,8 @@ static int64_t planned_bytes(void *group, const Options *options) {
     return bytes;
 }
 
-// Before the call, all of *t must be zero, except run.options and run.group.
+// Plans the memory, starts the run (run_start), and allocates the memory. Before the call, all of
+// *t must be zero, except run.options and run.group.
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
     char device[128], size[32], have[32], words[80] = "";

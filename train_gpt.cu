@@ -65,7 +65,7 @@ typedef struct {
 
     Replay micro[MICRO_KINDS];
     Pending *pending; // [RESULTS], pinned
-    // Steps, counted from 0. first: the first step of this process; enqueued: the step to enqueue
+    // Both count steps from 0. first: the first step of this process; enqueued: the step to enqueue
     // next. The steps from progress.step to enqueued - 1 are in flight.
     int64_t first, enqueued;
 } Trainer;
@@ -199,7 +199,8 @@ static void allocate(Trainer *t) {
     t->sample_logits = (float *)malloc_or_die((size_t)t->run.config.vocab * sizeof(float));
 }
 
-// Before the call, all of *t must be zero, except run.options and run.group.
+// Plans the memory, starts the run (run_start), and allocates the memory. Before the call, all of
+// *t must be zero, except run.options and run.group.
 static void trainer_open(Trainer *t) {
     const Options *options = &t->run.options;
     char device[320], size[32];
@@ -562,7 +563,7 @@ static void replay_micro_step(Trainer *t, int kind) {
 }
 
 // Runs the first micro-step of a checked step twice. If the results differ, a third pass shows
-// which were wrong, and the run ends before the update changes the state.
+// which pass was wrong, and the run ends before the update changes the state.
 static void checked_micro_step(Trainer *t, int kind, int64_t step) {
     Check *c = &t->check;
     c->summed = t->run.group.ranks > 1 && (kind & MICRO_LAST);
@@ -669,8 +670,8 @@ static void enqueue(Trainer *t, int64_t n) {
         }
     }
     if (o->dump_gradients[0] != '\0') { dump_gradients(t); }
-    // the input is set after the batches are read, because a fault in the data requests the run's
-    // end
+    // the input is set after the batches are read: if data cannot be read, run_batch requests the
+    // end of the run, and the input tells all ranks
     p->input = {learning_rate(o, n),
                 n,
                 run_stop_signal() != 0 ? 1.0 : 0.0,
@@ -881,7 +882,7 @@ static void print_fits(const Run *run, NumberSupport support, int64_t memory) {
     }
 }
 
-// Prints what --plan asks for, without a GPU if there is none, and exits.
+// Answers --plan, also on a machine without a GPU, and exits.
 static void print_plan(Trainer *t) {
     char size[32];
     size_t free_bytes, memory = (size_t)(t->run.options.device_memory_gib * 0x1p30);

@@ -126,7 +126,7 @@ void run_export(Run *run) {
     }
     if (!ok || !write_others(run, folder, dtype)) {
         Error why = error_kept();
-        folder_remove(folder); // the folder is this run's; the next run can make it again
+        folder_remove(folder); // this run has made the folder; the next run makes it again
         die("--export %s", why.text);
     }
     printf("%s: %s, %s in %d file%s\n", folder,

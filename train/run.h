@@ -34,10 +34,10 @@ typedef struct {
                         // NaN: not known on any rank
 } StepResult;
 
-// Counts the step and its tokens, prints its line, and writes its record.
+// Adds the step to the run's progress, prints the step's line, and writes its record.
 void run_report(Run *run, StepResult result);
-// Reports an evaluation. losses: one for each source of --valid-data. The validation loss is their
-// mean, weighted by the sources' shares.
+// Reports an evaluation. losses: the mean loss of each source of --valid-data. The validation loss
+// is the mean over the sources, weighted by their shares.
 void run_report_eval(Run *run, const double *losses, double seconds);
 
 // Whether all ranks have completed a part of an evaluation (the validation loss, or the score of a
@@ -64,10 +64,9 @@ typedef struct {
     void (*sum)(void *trainer, int64_t *values, int n);
 } ChoiceModel;
 
-// Sets counts, which must be zeros, to sums over all ranks: counts[0] to the number of questions,
-// counts[1] to the number of right answers if the model chooses the answer with the lowest sum of
-// its tokens' losses, counts[2] to that number if it chooses by the lowest mean. A signal ends the
-// scoring early.
+// Scores a set. counts must be zeros, and receives sums over all ranks: how many questions there
+// are, how many the model answers right if it chooses the answer with the lowest sum of its tokens'
+// losses, and how many if it chooses the one with the lowest mean. A signal ends the scoring early.
 void run_score_set(Run *run, const ChoiceSet *set, ChoiceModel model, int64_t counts[3]);
 
 // Scores all sets of --eval-choices, prints the results, and records them in metrics.jsonl. Stops

@@ -280,7 +280,7 @@ void run_check_data(Run *run) {
 static const char whose[] = "the checkpoint's run";
 
 // Whether an evaluation reads the same data as in the checkpoint's run. Returns true, too, if the
-// checkpoint does not record its validation data.
+// run has no validation data or the checkpoint records none.
 static bool match_valid_data(const Run *run) {
     const Checkpoint *c = &run->start;
     int64_t tokens = run_eval_all_samples(run) * run->options.seq_length;

@@ -18,8 +18,8 @@ void run_check_data(Run *run);
 static inline bool run_resets(const Run *run) {
     return run->options.reset_attention_mask || run->options.reset_position_ids;
 }
-// Copies out the inputs, targets and starts [B,T] (loader_batch) of micro-batch number `micro` of
-// the step that is `ahead` steps after the present one. starts may be NULL, and must be NULL
+// Copies out the inputs, targets and starts [B,T] (loader_batch) of micro-batch number `micro`,
+// counted from 0, of step number progress.step + 1 + ahead. starts may be NULL, and must be NULL
 // without run_resets().
 // The function also reads the data of the two steps after that step. So if data cannot be read, or
 // contain a bad token, this is known before a step needs them: the run finishes the steps that are
@@ -29,9 +29,9 @@ void run_batch(Run *run, int64_t ahead, int micro, int *inputs, int *targets, in
 // is given. If the validation data differ, progress.best_valid_loss becomes NaN.
 void run_match_data(Run *run);
 int run_micro_batches(const Run *run); // micro-batches in a step on each rank
-// The number of targets that count (those that no mask excludes), over all ranks, in the step that
-// is `ahead` steps after the present one. The step's loss and gradient are divided by this number,
-// whatever the numbers of ranks and micro-batches are. But the backward pass divides by all tokens
+// The number of targets that count (those that no mask excludes), over all ranks, in step number
+// progress.step + 1 + ahead. The step's loss and gradient are divided by this number, whatever the
+// numbers of ranks and micro-batches are. But the backward pass divides by all tokens
 // (precision.step_tokens), so that the size of activations' gradients does not depend on the masks;
 // afterwards the trainers multiply the gradients by tokens / targets.
 int64_t run_step_targets(const Run *run, int64_t ahead);

@@ -7,7 +7,7 @@
 
 // ---- finding ------------------------------------------------------------------------------------
 
-// Adds the files *tokenizer.bin in the folders of the shards that a pattern matches.
+// Adds to *found the files *tokenizer.bin in the folders of the shards that a pattern matches.
 static void find_beside(glob_t *found, const char *shards) {
     static const char ending[] = "*" TOKENIZER_FILE;
     char beside[PATH_LENGTH], last[PATH_LENGTH] = "/";
@@ -205,8 +205,9 @@ static Companion read_companion(const char *path) {
 // - the tokenizer;
 // - Hugging Face's files for the tokenizer, such as PREFIX_tokenizer.json beside
 //   PREFIX_tokenizer.bin; for the byte tokenizer, this program makes them;
-// - the generation_config.json of the checkpoint that the run starts from. To it are added the
-//   tokens that end answers in conversations, from a generation_config.json beside the tokenizer.
+// - the generation_config.json of the checkpoint that the run starts from, and in it also the
+//   tokens that end answers in conversations: the generation_config.json beside the tokenizer names
+//   these tokens.
 // Also reads that checkpoint's config.json.
 static void read_companions(Run *run) {
     const Options *o = &run->options;

@@ -11,8 +11,8 @@ BEGIN_C
 // Locks the folder for this run (checkpoint_claim), and opens the folder's metrics.jsonl or the
 // file of --metrics. All ranks call it.
 void save_folder_open(Run *run);
-// In a run that resumes, makes its checkpoint the newest one of the folder (checkpoint_go_back). In
-// any run, writes config.txt. Rank 0 calls it, when the run is certain to start.
+// If the run resumes, makes the checkpoint that it resumes the newest one of the folder
+// (checkpoint_go_back). Writes config.txt. Rank 0 calls it, when the run is certain to start.
 void save_folder_begin(const Run *run);
 
 // Whether a loss is usual: at most half a nat above `best`, which is the lowest value so far of the

@@ -24,7 +24,7 @@ typedef struct {
     FILE *file;             // NULL: it could not be opened, or nothing is written
     bool failing;           // the last record could not be written
     char path[PATH_LENGTH]; // "": nothing is written
-    PathId id;              // identifies the file
+    PathId id;              // identifies the open file: later `path` may lead to another one
 } Metrics;
 
 // The folder of --save.
@@ -55,7 +55,7 @@ typedef struct {
 
     Mixture train_data, valid_data; // count 0: there are none
     Loader train;
-    FoundTokenizer *beside; // [num_beside] tokenizers beside shards that read_beside has read
+    FoundTokenizer *beside; // [num_beside] what read_beside has read beside the shards
     int num_beside;
     Tokenizer tokenizer;        // vocab 0: there is none
     int document_end;           // the token that ends a document; -1: not known

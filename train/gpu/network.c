@@ -203,8 +203,8 @@ static void send_rope_table(Network *n) {
     gpu_send(n->gpu, n->rope, table, bytes);
 }
 
-// Sets up the norm of x. below: the layer that writes x; NULL: the embeddings do. Only LayerNorm
-// has a mean and a bias.
+// Sets up the norm of x. below: the linear layer that writes x; NULL: the embeddings write x. Only
+// LayerNorm has a mean and a bias.
 static void start_norm(Network *n, NormLayer *norm, TensorId weight, int layer, const Bf16 *x,
                        const LinearLayer *below) {
     const ModelConfig *c = &n->run->config;

@@ -590,7 +590,7 @@ void params_update(Params *p, const double *loss_sum) {
     }
     muon_orthogonalize_all(&s->muon, gpu, p->comm, SLOT_AGREEMENT, s->adamw.gradients,
                            s->adamw.gradient_type);
-    // with SCALE_DELAYED, gpu_adamw also writes the FP8 weights
+    // with SCALE_DELAYED, gpu_adamw also writes the FP8 weights, so they can be sent at once
     const bool given = s->adamw.scaling == SCALE_DELAYED;
     for (int b = 0; b < p->run->layout.num_buckets; b++) {
         gpu_adamw(gpu, &s->updates[b], s->state);

@@ -78,7 +78,7 @@ static void restore_array(Params *p, int array, Piece *host) {
     }
 }
 
-// Fills all arrays of the state; without a checkpoint, only the master weights.
+// Fills all arrays of the state or, if the run does not resume, only the master weights.
 static void restore_arrays(Params *p) {
     int last = p->run->options.resumes ? STATE_MOMENTUM : STATE_MASTER;
     FREED Piece *host = malloc_or_die(sizeof(Piece));

@@ -46,7 +46,7 @@ static float *random_pair(const Gpu *gpu, int64_t n, uint64_t key, Bf16 **device
     return host;
 }
 
-// Prints a row on the first n results on the device, compared with the CPU's (`expected`). flops:
+// Prints a row that compares the first n results on the device with the CPU's (`expected`). flops:
 // the operations of one call, which took `ms` milliseconds.
 static void result_row(const char *what, const Gpu *gpu, const Bf16 *device, const float *expected,
                        int64_t n, double allowed, double flops, float ms) {
