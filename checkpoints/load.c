@@ -165,12 +165,14 @@ static bool open_meta(Checkpoint *c, const char *path) {
     size_t bytes;
     *c = (Checkpoint){0};
     if (!checkpoint_follow(c->path, path)) { return false; }
-    if (!path_exists(c->path)) { return fail("%s: no such folder", c->path); }
+    if (!path_exists(c->path)) {
+        return fail("%s: %s", c->path, errno == ENOENT ? "no such folder" : strerror(errno));
+    }
     if (!path_exists(path_format(meta, "%s/.", c->path)) && errno == ENOTDIR) {
         return fail("%s: a file; give the folder that it is in", c->path);
     }
     path_format(meta, "%s/meta.json", c->path);
-    if (!path_exists(meta) && path_id(c->path).inode != 0) { return true; }
+    if (!path_exists(meta) && errno == ENOENT && path_id(c->path).inode != 0) { return true; }
     FREED char *text = file_read(meta, &bytes);
     c->meta = text != NULL ? parse_meta(text, bytes, meta) : NULL;
     if (c->meta != NULL && read_meta(c)) { return true; }

@@ -391,4 +391,13 @@ TEST(resume_finds_what_latest_means) {
     CHECK_EQUAL(resumed(options_of(SAVED "--save nowhere")), 0);
     CHECK_EQUAL(resumed(options_of(SAVED "--resume s/step_9")), -1);
     CHECK_CONTAINS(error_text(), "--resume s/step_9: no such folder; --list-checkpoints shows");
+    // a folder that may not be read is not a missing one; root may read it
+    uid_t user = geteuid();
+    CHECK(chmod("s/step_00000003", 0) == 0 && chmod(".", 0755) == 0);
+    CHECK(user != 0 || seteuid(65534) == 0);
+    CHECK_EQUAL(resumed(options_of(SAVED "--resume s/step_00000003")), -1);
+    CHECK_CONTAINS(error_text(), "--resume s/step_00000003/meta.json: Permission denied");
+    CHECK_EQUAL(resumed(options_of(SAVED "--resume s/step_00000003/in")), -1);
+    CHECK_CONTAINS(error_text(), "--resume s/step_00000003/in: Permission denied");
+    CHECK(seteuid(user) == 0 && chmod("s/step_00000003", 0755) == 0);
 }
