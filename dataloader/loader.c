@@ -61,7 +61,12 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind) {
     int status = pattern_files(pattern, found);
     const char *why = status == GLOB_NOMATCH ? "no such file" : "the files cannot be listed";
-    if (status != 0) { return fail("%s: %s; %s", pattern, why, kind.remedy); }
+    if (status != 0) {
+        bool several = kind.magic == SHARD_MAGIC && strchr(pattern, ' ') != NULL;
+        return fail("%s: %s; %s%s", pattern, why, kind.remedy,
+                    several ? "; of several sources each has its weight before it: '0.7 A 0.3 B'"
+                            : "");
+    }
     char path[PATH_LENGTH], words[2][SHELL_WORD];
     if (path_exists(path_format(path, "%s/.", found->gl_pathv[0]))) {
         globfree(found);

@@ -55,6 +55,7 @@ test_refusals() {
     files >before
     check_rows <<'ROWS'
 1|tiny --data 'missing_*.bin'|--data missing_*.bin: no such file; make shards with ./tokenize|!match
+1|tiny --data 'd/x_train.bin 1 d/x_val.bin 2'|: no such file; make shards with ./tokenize; of several sources each has its weight before it: '0.7 A 0.3 B'
 1|tiny --data 'd/*.bin'|d/x_tokenizer.bin: magic number 20240328, not a token shard's 20240520; make shards with ./tokenize; a pattern must match nothing else
 1|tiny --data d|--data d: a folder; give a pattern that only its token shards match, such as 'd/*train*.bin'
 1|train --valid-data d|--valid-data d: a folder; give a pattern| or 'd/*val*.bin'
