@@ -100,7 +100,9 @@ typedef struct {
     float *operand_a, *operand_b; // rounded operands of one matmul
     float *muon;                  // scratch of muon_orthogonalize
     Bucket whole;                 // all parameters, because there is one rank
-    float *snapshot;              // [3, layout.size] copies that a save in the background reads
+    // [3, layout.size] copies of weights, exp_avg and exp_avg_sq, which a save in the background
+    // reads
+    float *snapshot;
     Fp8Scale *snapshot_slots;
     float *snapshot_history;
 } Trainer;

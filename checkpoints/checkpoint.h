@@ -256,10 +256,10 @@ bool checkpoint_claim(const Options *options, const Checkpoint *start);
 // The error message for a --save that is not the same folder on every rank.
 #define NOT_SHARED "the folder must be on a file system that all ranks share"
 
-// Makes c, the checkpoint that the run resumes, the newest one under --save: checkpoints of later
-// steps are set aside under other names. If c is in another folder, --save has no checkpoint yet
-// (checkpoint_claim): it gets a link to c, named by c's step. Does nothing if c->path is "",
-// because the run is new.
+// c is the checkpoint that the run resumes. Makes c the newest one in the --save folder:
+// checkpoints of later steps are set aside under other names. If c is in another folder, the --save
+// folder, which then has no checkpoint (checkpoint_claim refuses others), gets a link to c, named
+// by c's step. Does nothing for a new run, where c->path is "".
 bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 
 // Refuses a checkpoint of another model or, if the run trains, of another optimizer. Prints the

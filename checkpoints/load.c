@@ -450,8 +450,8 @@ static bool take_options(const Checkpoint *c, const Options *continues, Options 
     return true;
 }
 
-// Opens a checkpoint without its optimizer files, reads the options that a run takes from it, and
-// verifies its tokenizer.
+// Opens a checkpoint's meta.json, but no tensors, reads the options that a run takes from the
+// checkpoint (without meta.json: from config.json), and verifies its tokenizer.
 static bool open_model(Checkpoint *c, const char *folder, const Options *o, Options *was) {
     char path[PATH_LENGTH], index[PATH_LENGTH];
     options_default(was);

@@ -47,16 +47,18 @@ BEGIN_C
 enum {
     SHARD_MAGIC = 20240520,
     SHARD_HEADER_BYTES = 1024,
-    SHARD_TOKENIZER = 4, // indices in the header of a shard, from here on
-    SHARD_MASKED,        // 1: the shard has a mask
-    SHARD_STARTED,       // 1: the shard has conversations, and SHARD.starts
     MASK_MAGIC = 20261124,
     STARTS_MAGIC = 20261128,
-    MASK_SHARD = 4, // indices in the header of a mask or SHARD.starts, from here on
+    MASK_BITS = 16, // bits of a number of a mask
+    // indices in the header of a shard
+    SHARD_TOKENIZER = 4, // the tokenizer's fingerprint
+    SHARD_MASKED,        // 1: the shard has a mask
+    SHARD_STARTED,       // 1: the shard has conversations, and SHARD.starts
+    // indices in the header of a mask or of SHARD.starts
+    MASK_SHARD = 4,
     MASK_SUM,
     MASK_WINDOW,
-    MASK_TEMPLATE,
-    MASK_BITS = 16 // bits of a number
+    MASK_TEMPLATE
 };
 
 typedef struct {

@@ -87,7 +87,6 @@ static void identify(Mixture *m) {
     fclose(file);
 }
 
-// Computes the sums over the sources.
 static void add_up(Mixture *m) {
     for (const Dataset *data = m->data; data < m->data + m->count; data++) {
         m->num_shards += data->num_shards;

@@ -32,7 +32,7 @@ typedef struct {
     int num_shards;
     int64_t tokens, windows, targets;
     bool masked;    // a source has masks, or was opened with masks_ends
-    char *identity; // each source's identity, after a line with its share if there are several
+    char *identity; // those of all sources; if there are several, each after a line with its share
 } Mixture;
 
 // Opens the data sets of a mixture's text, as dataset_open opens one.

@@ -417,7 +417,7 @@ static int64_t encode_word(Encoder *e, const unsigned char *word, int n, int *to
         e->room = 2 * (size_t)n;
         e->end = realloc_or_die(e->end, e->room * sizeof(int));
         e->before = realloc_or_die(e->before, e->room * sizeof(int));
-        // at first there are at most n - 1 candidates; each of at most n - 1 merges adds up to two
+        // at first there are at most n - 1 candidates; n - 1 merges at most add two more each
         e->heap = realloc_or_die(e->heap, 3 * e->room * sizeof(Merge));
     }
     e->heap_count = 0;

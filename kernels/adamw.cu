@@ -481,7 +481,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS, JOB == JOB_ADAMW8 ? 3 : 0)
     // it: when each half-warp wrote two bytes at a time, AdamW took 27% longer (256M parameters,
     // one H200).
     enum { SCALES = small ? ADAMW_QUADS / MOMENT_LANES : 1 };
-    __shared__ uint32_t scales[SCALES]; // the lower half has the scale of m, the upper that of v
+    __shared__ uint32_t scales[SCALES]; // lower 16 bits: the scale of m; upper: of v
     for (int k = threadIdx.x; small && k < quads / MOMENT_LANES; k += ADAMW_THREADS) {
         scales[k] = at.exp_avg_scales[k] | (uint32_t)at.exp_avg_sq_scales[k] << 16;
     }

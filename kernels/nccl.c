@@ -3,7 +3,8 @@
 #include <dlfcn.h>
 #include <string.h>
 
-// Stores dlsym's pointer to data as a pointer to a function.
+// Stores the address of a function of the library in *function, a pointer to a function: memcpy,
+// because C has no cast to it from void *. Returns false if the library lacks the function.
 static bool find(void *library, const char *name, void *function) {
     void *found = dlsym(library, name);
     memcpy(function, &found, sizeof(found));

@@ -33,7 +33,7 @@ typedef struct {
     const char *run[NUMBERS];
 } Launcher;
 
-// The first launcher whose variables are set counts.
+// ranks_read takes the first of these launchers that has set its variables.
 static const Launcher launchers[] = {
     {.name = "WORLD_SIZE", // torchrun sets these variables; a user may set them by hand
      .rank = "RANK",

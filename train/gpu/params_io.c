@@ -120,8 +120,8 @@ bool params_restore(Params *p) {
 
 // ---- to a checkpoint ----------------------------------------------------------------------------
 
-// Copies all weights in BF16 to rank 0's host memory. Segments in BF16 are copied as they are. For
-// a segment of FP8 codes, each rank rounds its master weights to BF16; the rounded weights are
+// Copies all weights, as BF16, to rank 0's host memory. Segments of BF16 are copied as they are.
+// For a segment of FP8 codes, each rank rounds its master weights to BF16; the rounded weights are
 // gathered.
 static void fetch_model(Params *p, Bf16 *to) {
     const ParamLayout *layout = &p->run->layout;
