@@ -24,7 +24,7 @@
 set -u
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$scripts")
-data_options=() fp8_options=()
+data_options=() fp8_options=() choices=()
 unset MAKEFLAGS MFLAGS # the jobs of a make that calls a recipe are not ours to share
 
 die() {
@@ -90,17 +90,23 @@ alone() {
         echo "going on without a lock: nothing keeps another recipe out"
 }
 
-# What is built must be this tree's. The trainer reads the options of a user before data are prepared
-# and the restart loop begins, which takes every failure for one that may pass.
+# What is built must be this tree's. The trainer reads all options before data are prepared and the
+# restart loop begins, which takes every failure for one that may pass.
 build() {
+    local why asks=--plan
     if [[ $smoke == 1 ]]; then
+        asks=--version # its tokenizer is not there yet
         make -s -C "$root" train_gpt tokenize make_corpus || die "the build failed"
     elif [[ ${PREPARE:-0} == 1 ]]; then
         return
     else
         make -s -C "$root" train_gpt train_gptcu || die "the build failed"
     fi
-    "$trainer" "$@" --version >/dev/null || exit 1
+    build_command "$@"
+    why=$("$trainer" "${options[@]}" "$@" "$asks" 2>&1 >/dev/null) || {
+        echo "$why" >&2
+        exit 1
+    }
 }
 
 # Says so if the data that are there are not made with the TOKENIZER of a user.
@@ -189,7 +195,6 @@ recipe() {
     warn_of_near_misses
     check_environment
     if [[ ${DRY:-0} == 1 ]]; then
-        choices=()
         build_command "$@"
         printf '%q ' "${command[@]}"
         echo

@@ -157,7 +157,8 @@ test_mistyped_variables_are_named() {
 ROWS
 }
 
-# A tree whose programs print how they are called: the estimate is of the run's own precision.
+# A tree whose programs print how they are called: the estimate is of the run's own precision. Options
+# that the trainer refuses are refused before data are prepared.
 test_the_estimate_has_the_head_of_the_run() {
     local name
     mkdir -p tree/scripts && cp "$root"/scripts/{recipe,run_*}.sh tree/scripts
@@ -165,9 +166,11 @@ test_the_estimate_has_the_head_of_the_run() {
     for name in train_gptcu scripts/{prepare_data,prepare_choices,estimate,compare,restart.sh}; do
         printf '#!/bin/sh\necho "${0##*/} $*"\n' >"tree/$name" && chmod +x "tree/$name"
     done
+    echo 'case " $*" in *" --gpus 3 "*--lr\ 1\ --plan) echo "error: no" >&2; exit 1; esac' >>tree/train_gptcu
     check_rows <<'ROWS'
 0|env GPUS=2 tree/scripts/run_gpt2_124m.sh --lr 1|estimate --gpus 2 --model gpt2-124m | --fp8-lm-head --lr 1|restart.sh 
 0|env GPUS=2 tree/scripts/run_llama_1b.sh|estimate --gpus 2 --model llama-1b |!lm-head
+1|env GPUS=3 tree/scripts/run_llama_1b.sh --lr 1|error: no|!prepare_data
 ROWS
 }
 
