@@ -513,9 +513,11 @@ bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
     if (newest >= 0) { checkpoint_path(path, o->save, newest); }
     if (path[0] == '\0') { return true; }
     if (!open_model(start, path, o, was)) {
+        const char *from_hub = "; scripts/convert_hf import makes one from a model of the Hub";
         return o->resumes
                    ? fail("--resume %s; --list-checkpoints shows which are whole", error_text())
-                   : fail("--load %s", error_text());
+                   : fail("--load %s%s", error_text(),
+                          path_exists(path) || errno != ENOENT ? "" : from_hub);
     }
     path_format(o->origin, "%s", start->path);
     return true;
