@@ -441,7 +441,7 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
 
 // Adds to the list `ids` those tokens of `more`, a number or a list, that it lacks.
 static void add_ids(cJSON *ids, const cJSON *more) {
-    const cJSON *id, *each = cJSON_IsArray(more) ? more->child : more;
+    const cJSON *id, *each = cJSON_IsArray(more) ? more->child : more; // a number is one token
     for (; each != NULL; each = cJSON_IsArray(more) ? each->next : NULL) {
         bool has = !cJSON_IsNumber(each);
         cJSON_ArrayForEach(id, ids) {
@@ -465,6 +465,8 @@ char *hf_add_ends(const char *own, size_t own_bytes, const char *config, size_t 
                                                            others[i]);
         if (id != NULL) { cJSON_AddItemToObject(json, others[i], cJSON_Duplicate(id, true)); }
     }
+    // how many tokens transformers knows already; it reads config.json only where there is no
+    // generation_config.json
     int known = held != NULL || own == NULL ? cJSON_GetArraySize(ids) : 0;
     const cJSON *ends = cJSON_GetObjectItemCaseSensitive(added, key);
     add_ids(ids, ends);

@@ -79,6 +79,8 @@ static bool read_meta(Checkpoint *c) {
 #define READ_WHOLE(field, name) p->field = count_of(meta, name);
 #define READ_REAL(field, name) p->field = json_number(meta, name, NAN);
     PROGRESS_FIELDS(READ_WHOLE, READ_REAL)
+#undef READ_WHOLE
+#undef READ_REAL
     int64_t ranks = count_of(meta, "ranks");
     c->valid_tokens = count_of(meta, "valid_tokens");
     c->layout_size = count_of(meta, "layout_size");
@@ -500,12 +502,6 @@ bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
     int64_t newest = latest ? checkpoint_newest(o->save) : STEP_NONE;
     char path[PATH_LENGTH];
     *start = (Checkpoint){0};
-    path_format(path, "%s/" MODEL_FILE, o->save);
-    if (options_save(o) && path_exists(path) && checkpoint_newest(o->save) == STEP_NONE) {
-        return fail("--save %s: a model's folder, which --load would refuse with checkpoints in "
-                    "it; give another",
-                    o->save);
-    }
     if (newest == STEP_UNREADABLE) { return fail("--resume latest: %s", error_text()); }
     if (latest && !check_folder(o)) { return false; }
     o->resumes = newest >= 0 || (o->resume[0] != '\0' && strcmp(o->resume, "latest") != 0);

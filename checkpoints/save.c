@@ -130,6 +130,7 @@ static bool write_meta(const Snapshot *s, const char *folder, const FileWriter *
     add_number(meta, "version", CHECKPOINT_VERSION);
 #define WRITE(field, name) add_number(meta, name, (double)s->progress.field);
     PROGRESS_FIELDS(WRITE, WRITE)
+#undef WRITE
     add_number(meta, "window_count", (double)window->count);
     add_numbers(meta, "window_loss", window->loss, entries);
     add_numbers(meta, "window_norm", window->norm, entries);
@@ -414,6 +415,12 @@ bool checkpoint_claim(const Options *o, const Checkpoint *start) {
     FREED char *names = NULL;
     if (strlen(o->save) > LONGEST) {
         return fail("%.40s...: longer than %d characters", o->save, LONGEST);
+    }
+    path_format(path, "%s/config.json", o->save);
+    if (path_exists(path) && checkpoint_newest(o->save) == STEP_NONE) {
+        return fail("%s: a model's folder, which --load would refuse with checkpoints in it; give "
+                    "another",
+                    o->save);
     }
     if (!folder_make(o->save) || !checkpoint_lock(o) || !check_owner(o, start) ||
         (names = folder_list(o->save)) == NULL) {

@@ -41,8 +41,8 @@ static double std_of_width(int C) {
     return round(1e4 * fmin(0.06, fmax(15.36 / C, fmin(0.02, small_init)))) / 1e4;
 }
 
-// Returns the default --lr of AdamW in a model with C channels. As in GPT-3 (Brown et al., 2020,
-// table 2.1) it falls with the width: above 768 channels it is inversely proportional to C
+// Returns the default --lr of AdamW in a model with C channels. About as in GPT-3 (Brown et al.,
+// 2020, table 2.1) it falls with the width: above 768 channels it is inversely proportional to C
 // (docs/benchmarks.md has measurements).
 static double lr_of_width(int C) {
     return fmin(6e-4, 0.4608 / C);
@@ -354,8 +354,9 @@ static bool check_values(const Options *o) {
         }
     }
     if (o->min_lr > o->lr) {
-        return fail("--min-lr %g%s: must be at most --lr %g", o->min_lr,
-                    option_from_checkpoint(o, "min-lr", from), o->lr);
+        return fail("--min-lr %g%s: must be at most --lr %g%s", o->min_lr,
+                    option_from_checkpoint(o, "min-lr", from), o->lr,
+                    option_source(o, "lr") == SOURCE_DEFAULT ? ", the default of this width" : "");
     }
     int bf16_layers = o->num_layers_at_start_in_bf16 + o->num_layers_at_end_in_bf16;
     if (o->first_last_layers_bf16 && bf16_layers > o->num_layers) {

@@ -149,7 +149,7 @@ REAL("muon-momentum", muon_momentum, "0.95", 0, 0.999999, "Muon's, with Nesterov
     NEEDS("optimizer"))
 REAL("muon-extra-scale-factor", muon_extra_scale_factor, "0.2", 0, 1000,
     "root mean square of Muon's update at a learning rate of 1; 0.2 is about AdamW's, so that one "
-    "--lr serves both", NEEDS("optimizer"))
+    "--lr, if given, serves both", NEEDS("optimizer"))
 REAL("clip-grad", clip_grad, "1.0", 0, 1e9, "largest global gradient norm; 0: no clipping")
 
 #undef GROUP

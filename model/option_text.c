@@ -135,7 +135,7 @@ void options_help(const Options *options, FILE *out, const char *program) {
             shell_word(called, program));
     EACH_OPTION (row) {
         print_group(out, &group, row, "\n%s\n");
-        // a default is printed as it is written in its row: 6e-4, not 0.0006; an action, such as
+        // a default is printed as it is written in its row: 1.0, not 1; an action, such as
         // --help itself, always shows its default
         bool own = shown.source[row - option_table] == SOURCE_DEFAULT ||
                    row->effect == EFFECT_ACTION;

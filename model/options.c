@@ -103,7 +103,8 @@ static bool set_named(Options *options, Reading *reading, const char *name, cons
     }
     if (!option_set(options, row->name, value, reading->source)) { return false; }
     bool *given = &reading->given[row - option_table];
-    if (*given && strcmp(row->choices, "GLOB") == 0) { options->repeated = row->name; }
+    bool counts = option_source(options, row->name) == reading->source;
+    if (*given && counts && strcmp(row->choices, "GLOB") == 0) { options->repeated = row->name; }
     *given = true;
     if (row->offset != offsetof(Options, config)) { return true; }
     if (reading->source == SOURCE_FILE) {

@@ -110,6 +110,7 @@ static int open_socket(const char *host, int port, bool listens, const char **wh
     int file = -1, error = 0, status = getaddrinfo(host, service, &hints, &found);
     if (status != 0) {
         *why = status == EAI_SYSTEM ? strerror(errno) : gai_strerror(status);
+        errno = 0;
         return -1;
     }
     for (const struct addrinfo *a = found; a != NULL && file < 0; a = a->ai_next) {

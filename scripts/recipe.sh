@@ -160,12 +160,13 @@ tiny_run=(--seq-length 64 --micro-batch-size 2 --global-batch-size 4 --train-ite
     --sample-interval 3 --log-interval 1)
 
 build_command() {
+    local tiny=("${tiny_model[@]}")
     options=("${model[@]}" "${training[@]}" "${numbers[@]}" --data "$data/train_*.bin"
         --valid-data "$data/val_*.bin" "${choices[@]}")
     if [[ $smoke == 1 ]]; then
-        if [[ " ${model[*]} " == *" llama"* ]]; then tiny_model+=(--num-query-groups 2); fi
-        if [[ -n ${START:-} ]]; then tiny_model=(); fi
-        options+=("${tiny_model[@]}" "${tiny_run[@]}" --tokenizer "$data/tokenizer.bin")
+        if [[ " ${model[*]} " == *" llama"* ]]; then tiny+=(--num-query-groups 2); fi
+        if [[ -n ${START:-} ]]; then tiny=(); fi
+        options+=("${tiny[@]}" "${tiny_run[@]}" --tokenizer "$data/tokenizer.bin")
     else
         if [[ $launch == self ]]; then options+=(--gpus "$gpus"); fi
     fi

@@ -241,6 +241,13 @@ def test_checkpoints_name_the_ends_of_answers():
     prepared("stops_out", tokenizer, "few.jsonl", "--seq-length", 96)
     ends = {"bos_token_id": 0, "eos_token_id": [0, 2]}
     assert json.loads(read("stops_out/generation_config.json")) == ends
+    manifest = json.loads(read("stops_out/manifest.json"))
+    manifest["tokenizer_files"].pop() # as version 1.0 left the folder
+    write("stops_out/manifest.json", json.dumps(manifest))
+    os.remove("stops_out/generation_config.json")
+    prepared("stops_out", tokenizer, "few.jsonl", "--seq-length", 96)
+    assert json.loads(read("stops_out/generation_config.json")) == ends
+    done(prepare_data, "--check", "stops_out")
     trains = ("--seq-length", 96, "--micro-batch-size", 1, "--data", "stops_out/train_*.bin",
               "--train-iters", 1, "--save")
     run("train_gpt", "--model", "llama-tiny", *trains, "stops_run")
@@ -260,7 +267,8 @@ def test_checkpoints_name_the_ends_of_answers():
         shutil.copy("stops_out/tokenizer.bin", start)
         if own:
             write(f"{start}/generation_config.json", json.dumps(own))
-        run("train_gpt", "--load", start, *trains, f"{start}_run")
+        given = ("--tokenizer", f"{start}/tokenizer.bin") * (place == 0)
+        run("train_gpt", "--load", start, *given, *trains, f"{start}_run")
         said = read(f"{start}_run/latest/generation_config.json")
         assert json.loads(said) == (expected or own), said
         assert expected or said == json.dumps(own).encode(), said

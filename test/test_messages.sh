@@ -266,6 +266,8 @@ test_starts() {
 0|train --load '' --resume= --lr 1e-3|note: --load is empty, which is as if it were not given|note: --resume is empty|!--save is empty|!--lr is
 1|train --data nowhere.bin|warning: --data is given twice: only nowhere.bin counts; several are one word: a pattern, or, of shards, a mixture|error: --data nowhere.bin
 1|train --config twice.txt --eval-choices x.bin|warning: --valid-data is given twice: only b.bin counts|!--eval-choices is given|error: --valid-data b.bin
+1|train --config twice.txt --valid-data c.bin|error: --valid-data c.bin|!is given twice
+1|train --save odd/latest --list-checkpoints|--list-checkpoints: none under odd/latest
 0|train --rope-scaling-factor 4|note: --rope-scaling-factor has no effect without --rope-scaling
 0|train --recompute block --no-fp8-lm-head|note: --recompute is for the GPU trainer; it has no effect here|!--fp8-lm-head has no effect
 0|train --embedding-lr-mult 3 --head-lr-mult 0.5|note: --head-lr-mult has no effect without --untie-embeddings-and-output-weights| --embedding-lr-mult 3 --head-lr-mult 0.5|!embedding-lr-mult has

@@ -206,8 +206,7 @@ static Companion read_companion(const char *path) {
 // - Hugging Face's files for the tokenizer, such as PREFIX_tokenizer.json beside
 //   PREFIX_tokenizer.bin; for the byte tokenizer, this program makes them;
 // - the generation_config.json of the checkpoint that the run starts from, and in it also the
-//   tokens that end answers in conversations: the generation_config.json beside the tokenizer names
-//   these tokens.
+//   tokens that end answers, which the generation_config.json beside conversations names.
 // Also reads that checkpoint's config.json.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
@@ -224,9 +223,11 @@ static void read_companions(Run *run) {
     saved[SAVED_TOKENIZER] = (Companion){malloc_or_die(run->tokenizer.bytes), run->tokenizer.bytes};
     memcpy(saved[SAVED_TOKENIZER].bytes, run->tokenizer.data, run->tokenizer.bytes);
     Companion *ends = &saved[SAVED_GENERATION_CONFIG], *config = &run->saves.start_config;
-    bool known = end != NULL;
-    if (known) {
-        path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer,
+    FoundTokenizer beside;
+    if (find_of_sources(run, o, true, &beside) &&
+        beside.fingerprint == run->tokenizer.fingerprint) {
+        const char *last = strstr(path_name(beside.path), TOKENIZER_FILE);
+        path_format(path, "%.*s%s", (int)(last - beside.path), beside.path,
                     companion_names[SAVED_GENERATION_CONFIG]);
         Companion data = read_companion(path);
         char *text = data.bytes == NULL ? NULL
@@ -238,6 +239,7 @@ static void read_companions(Run *run) {
             *ends = (Companion){text, strlen(text)};
         }
     }
+    bool known = end != NULL;
     for (int i = SAVED_TOKENIZER_JSON; i <= SAVED_CHAT_TEMPLATE && known; i++) {
         path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, companion_names[i]);
         saved[i] = read_companion(path);

@@ -437,7 +437,7 @@ class ChatTemplate:
             spans = [(len(text[:at].rstrip(" ")), end) for at, end in marks
                      if end > len(shared.rstrip(" "))]
             counted, least = "".join(text[at:end] for at, end in spans), 0
-            self.end_of(form, counted, 0, content.strip(), doubts)
+            self.end_of(form, counted, 0, content.strip(), doubts) # counts answers without an end
         else:
             text, begin = self.behind(conversation, messages, prompt, text, doubts)
             spans = [(begin, self.end_of(form, text, begin, content.strip(), doubts))]

@@ -24,6 +24,7 @@ from . import downloads
 from .command_line import Parser
 from .environment import built, die, lfs_pointer, named_by, why, write_durably
 from .vocabulary import (
+    GENERATION_CONFIG,
     MODEL_FILES,
     NAMED_TEMPLATES,
     TOKENIZER_FILES,
@@ -188,7 +189,7 @@ def import_model(folder, output):
     write_weights(os.path.join(output, "model.safetensors"), tensors)
     config = said["config.json"]
     ids = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
-    texts = {MODEL_FILES[0]: json.dumps(ids, indent=2) + "\n"} if ids else {}
+    texts = {GENERATION_CONFIG: json.dumps(ids, indent=2) + "\n"} if ids else {}
     texts |= {name: read_text(path) for name, path in copied.items()}
     if vocabulary:
         write_durably(os.path.join(output, "tokenizer.bin"), [vocabulary.tokenizer_bin()])

@@ -38,7 +38,13 @@ from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
 from .environment import LOCK, cores, die, lock, matching, named_by, sha256_of, warn, write_durably
 from .rows import read_row
 from .text import many, printable
-from .vocabulary import MODEL_FILES, add_options, encodable, open_vocabulary
+from .vocabulary import (
+    GENERATION_CONFIG,
+    MODEL_FILES,
+    add_options,
+    encodable,
+    open_vocabulary,
+)
 
 VERSION = 2
 UNITS = 8  # increased when this script writes other content into units' files
@@ -351,7 +357,7 @@ OWN_SHARD = re.compile(r"(train|val)_\d{5,}\.bin(\.mask|\.starts)?")
 
 
 def refuse_others_shards(output, resumes):
-    own = ["tokenizer.bin", MODEL_FILES[0]]
+    own = ["tokenizer.bin", GENERATION_CONFIG]
     held = [name for name in os.listdir(output) if (
         name.endswith(".bin") or name in MODEL_FILES) and not (
             resumes and (OWN_SHARD.fullmatch(name) or name in own))]
@@ -403,8 +409,7 @@ def prepare(o, settings, units, vocabulary):
                  for split, rows in splits.items()
                  for index, part in enumerate(cut_shards(rows, settings["shard_tokens"], window))]
         rows = run_all(pool, write_shard, tasks, "shards")
-    template = ChatTemplate(vocabulary) if window > 1 else None
-    warn_of_losses(unread, vocabulary, template)
+    warn_of_losses(unread, vocabulary, ChatTemplate(vocabulary) if window > 1 else None)
     in_both = numpy.isin(splits["val"]["hash"], splits["train"]["hash"])
     manifest = {
         "format": "llm8.c prepared data", "vocabulary": vocabulary.size,
@@ -416,7 +421,7 @@ def prepare(o, settings, units, vocabulary):
                                for split, held in splits.items()},
         "seconds": round(time.time() - begin, 1),
         "shards": sorted(rows, key=lambda row: row["name"]), "settings": settings}
-    publish(o.output, work, vocabulary, manifest, template and template.ends())
+    publish(o.output, work, vocabulary, manifest)
     return manifest
 
 
@@ -439,9 +444,7 @@ def refuse_bounds(settings, vocabulary):
             "writes what stands around them")
 
 
-def publish(output, work, vocabulary, manifest, ends):
-    """Moves the shards to their place, and writes the other files. ends: the tokens that end
-    answers, where a model that is tuned on them must stop; None: there are no conversations."""
+def publish(output, work, vocabulary, manifest):
     for name in filter(OWN_SHARD.fullmatch, os.listdir(output)):
         # deletes files of a preparation that was stopped while it moved them
         os.remove(os.path.join(output, name))
@@ -454,17 +457,31 @@ def publish(output, work, vocabulary, manifest, ends):
         if manifest["window"] == 1 else ()
     files = [("tokenizer.bin", vocabulary.tokenizer_bin(*bounds)),
              *((name, text.encode()) for name, text in vocabulary.files().items())]
-    if ends is not None:
-        stops = sorted({vocabulary.end_of_text, vocabulary.document_end, *ends})
-        ids = {"bos_token_id": vocabulary.begin_of_text, "eos_token_id": stops}
-        files.append((MODEL_FILES[0], (json.dumps(ids) + "\n").encode()))
-    manifest["tokenizer_files"] = [
-        {"name": name, "bytes": len(content),
-         "sha256": write_durably(os.path.join(output, name), [content])}
-        for name, content in files]
-    write_durably(os.path.join(output, "manifest.json"),
-                         [(json.dumps(manifest, indent=1) + "\n").encode()])
+    manifest["tokenizer_files"] = []
+    for name, content in files + ends_files(vocabulary, manifest):
+        add_file(output, manifest, name, content)
+    write_manifest(output, manifest)
     shutil.rmtree(work)
+
+
+def ends_files(vocabulary, manifest):
+    """Returns what says where a model that is tuned on conversations must stop; []: there are
+    none."""
+    if manifest.get("window", 1) == 1:
+        return []
+    stops = {vocabulary.end_of_text, vocabulary.document_end, *ChatTemplate(vocabulary).ends()}
+    ids = {"bos_token_id": vocabulary.begin_of_text, "eos_token_id": sorted(stops)}
+    return [(GENERATION_CONFIG, (json.dumps(ids) + "\n").encode())]
+
+
+def add_file(output, manifest, name, content):
+    checksum = write_durably(os.path.join(output, name), [content])
+    manifest["tokenizer_files"].append({"name": name, "bytes": len(content), "sha256": checksum})
+
+
+def write_manifest(output, manifest):
+    write_durably(os.path.join(output, "manifest.json"),
+                  [(json.dumps(manifest, indent=1) + "\n").encode()])
 
 
 def files_of(manifest):
@@ -629,6 +646,10 @@ def is_made(output, settings, vocabulary):
             f"; --before '{vocabulary.end_of_text_name}' keeps it" * ended)
     check_files_made(output, manifest, False)
     print(f"{output}: made already, from the same sources and settings")
+    for name, content in ends_files(vocabulary, manifest): # version 1.0 did not write it
+        if "tokenizer_files" in manifest and not os.path.exists(os.path.join(output, name)):
+            add_file(output, manifest, name, content)
+            write_manifest(output, manifest)
     return True
 
 

@@ -40,7 +40,8 @@ TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jin
 NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 # older files: of special tokens by name, and of added tokens
 SPECIALS_FILES = ["special_tokens_map.json", "added_tokens.json"]
-MODEL_FILES = ["generation_config.json", "config.json"]
+GENERATION_CONFIG = "generation_config.json"
+MODEL_FILES = [GENERATION_CONFIG, "config.json"]
 # most bytes of a complete token in tokenizer.bin; 255 bytes are the beginning of a token
 LONGEST = 254
 
