@@ -52,7 +52,7 @@ def no_text(names, wanted):
     talks = "" if wanted else ", nor a conversation (messages, conversations, prompt and " \
         "completion, or instruction and output)"
     return (f"no text under '{wanted or TEXT_FIELDS[0]}'{talks}, only {', '.join(names[:10])}; "
-            "name the field (--text-field)")
+            "name the text's field (--text-field), or rename a conversation's")
 
 
 def text_of(row, name):
