@@ -88,9 +88,11 @@ static Passed run_pass(const AttentionCase &c, bool backward, bool own) {
     return {get_floats(dqkv), Floats()};
 }
 
-// Every run has the same bits; in the last one, the trainer takes our kernel.
+// Every run has the same bits; in the last one, the trainer takes our kernel. The emulated machine
+// computes exponentials and logarithms in full precision.
 static void check_pass(const AttentionCase &c, bool backward, int runs) {
     const int H = c.s.H, G = c.s.G;
+    const double bound = on_stand_ins() ? 1.9 : 2.0, lse_bound = on_stand_ins() ? 1e-6 : 1e-5;
     const Passed first = run_pass(c, backward, true);
     for (int run = 1; run < runs; run++) {
         const Passed again = run_pass(c, backward, run + 1 < runs || on_stand_ins());
@@ -107,12 +109,16 @@ static void check_pass(const AttentionCase &c, bool backward, int runs) {
     for (int i = 0; i < (backward ? 3 : 1); i++) {
         Floats some = backward ? part(first.first, i) : first.first;
         const Floats expected = backward ? part(c.dqkv, i) : c.out;
-        CHECK_BF16(some, expected, 2.0);
-        if (backward && H == G) { CHECK(CAUGHT(CHECK_BF16(some, part(c.dqkv, (i + 1) % 3), 2.0))); }
+        CHECK_BF16(some, expected, bound);
+        if (backward && H == G) {
+            CHECK(CAUGHT(CHECK_BF16(some, part(c.dqkv, (i + 1) % 3), bound)));
+        }
         some[some.size() / 2] += 64.0f; // planted: one wrong value
-        CHECK(CAUGHT(CHECK_BF16(some, expected, 2.0)));
+        CHECK(CAUGHT(CHECK_BF16(some, expected, bound)));
     }
-    if (!backward) { CHECK_ERROR(first.second.data(), c.lse.data(), (int64_t)c.lse.size(), 1e-5); }
+    if (!backward) {
+        CHECK_ERROR(first.second.data(), c.lse.data(), (int64_t)c.lse.size(), lse_bound);
+    }
 }
 
 // Returns whether our kernels serve the shape backward, too.
