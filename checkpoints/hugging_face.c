@@ -364,6 +364,7 @@ static const char *const type_names[] = {
 
 // The types that other keys of config.json must have.
 enum { TIE, ROPE_SCALING, ROPE_PARAMETERS, LAYERS, WINDOW, USE_WINDOW, MAX_WINDOW, TOKEN_IDS };
+enum { EOS_TOKEN_ID = TOKEN_IDS + 1 };
 static const struct {
     const char *key;
     int types;
@@ -376,7 +377,7 @@ static const struct {
     [USE_WINDOW] = {"use_sliding_window", JSON_BOOL},
     [MAX_WINDOW] = {"max_window_layers", JSON_WHOLE},
     [TOKEN_IDS] = {"bos_token_id", JSON_NONE | JSON_WHOLE},
-    {"eos_token_id", JSON_NONE | JSON_WHOLE | JSON_WHOLE_LIST},
+    [EOS_TOKEN_ID] = {"eos_token_id", JSON_NONE | JSON_WHOLE | JSON_WHOLE_LIST},
     {"pad_token_id", JSON_NONE | JSON_WHOLE},
 };
 enum { KEYS = sizeof(keys) / sizeof(keys[0]) };
@@ -453,17 +454,20 @@ static void add_ids(cJSON *ids, const cJSON *more) {
 
 char *hf_add_ends(const char *own, size_t own_bytes, const char *config, size_t config_bytes,
                   const char *more, size_t more_bytes) {
-    const char *key = "eos_token_id", *const others[] = {"bos_token_id", "pad_token_id"};
+    const char *key = keys[EOS_TOKEN_ID].key;
+    CLOSED(json_close)
     cJSON *json = own != NULL ? json_parse(own, own_bytes) : cJSON_CreateObject();
-    cJSON *start = config != NULL ? json_parse(config, config_bytes) : NULL;
-    cJSON *added = json_parse(more, more_bytes), *ids = cJSON_CreateArray();
+    CLOSED(json_close) cJSON *start = config != NULL ? json_parse(config, config_bytes) : NULL;
+    CLOSED(json_close) cJSON *added = json_parse(more, more_bytes);
+    CLOSED(json_close) cJSON *ids = cJSON_CreateArray();
     const cJSON *held = cJSON_GetObjectItemCaseSensitive(json, key);
     add_ids(ids, held != NULL ? held : cJSON_GetObjectItemCaseSensitive(start, key));
     // without generation_config.json, transformers took these tokens from config.json
-    for (int i = 0; i < 2 && own == NULL; i++) {
-        const cJSON *id = cJSON_GetObjectItemCaseSensitive(start != NULL ? start : added,
-                                                           others[i]);
-        if (id != NULL) { cJSON_AddItemToObject(json, others[i], cJSON_Duplicate(id, true)); }
+    for (int i = TOKEN_IDS; i < KEYS && own == NULL; i++) {
+        const cJSON *from = start != NULL ? start : added;
+        const cJSON *id = cJSON_GetObjectItemCaseSensitive(from, keys[i].key);
+        if (id == NULL || i == EOS_TOKEN_ID) { continue; }
+        cJSON_AddItemToObject(json, keys[i].key, cJSON_Duplicate(id, true));
     }
     // how many tokens transformers knows already; it reads config.json only where there is no
     // generation_config.json
@@ -471,16 +475,10 @@ char *hf_add_ends(const char *own, size_t own_bytes, const char *config, size_t 
     const cJSON *ends = cJSON_GetObjectItemCaseSensitive(added, key);
     add_ids(ids, ends);
     bool changes = cJSON_IsObject(json) && ends != NULL && cJSON_GetArraySize(ids) > known;
-    if (changes) {
-        cJSON_DeleteItemFromObjectCaseSensitive(json, key);
-        cJSON_AddItemToObject(json, key, cJSON_Duplicate(ids, true));
-    }
-    char *text = changes ? cJSON_Print(json) : NULL;
-    cJSON_Delete(json);
-    cJSON_Delete(start);
-    cJSON_Delete(added);
-    cJSON_Delete(ids);
-    return text;
+    if (!changes) { return NULL; }
+    cJSON_DeleteItemFromObjectCaseSensitive(json, key);
+    cJSON_AddItemToObject(json, key, cJSON_Duplicate(ids, true));
+    return cJSON_Print(json);
 }
 
 static int types_of(const cJSON *value) {

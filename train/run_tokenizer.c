@@ -24,6 +24,14 @@ static void find_beside(glob_t *found, const char *shards) {
     }
 }
 
+// Sets `out` to the path of another file of a tokenizer, such as PREFIX_tokenizer.json beside
+// PREFIX_tokenizer.bin. Returns false if the tokenizer's file has another name.
+static bool file_beside(char out[PATH_LENGTH], const char *tokenizer, const char *name) {
+    const char *end = strstr(path_name(tokenizer), TOKENIZER_FILE);
+    if (end != NULL) { path_format(out, "%.*s%s", (int)(end - tokenizer), tokenizer, name); }
+    return end != NULL;
+}
+
 static FoundTokenizer read_tokenizer(const char *path) {
     FoundTokenizer found = {0};
     Tokenizer t;
@@ -155,9 +163,8 @@ static FoundTokenizer find_tokenizer(Run *run, const Options *o) {
     // their shards, takes the files there, because their chat template wrote the conversations
     if (found.vocab > 0 && !given && o->data[0] != '\0' && find_of_sources(run, o, true, &beside) &&
         beside.fingerprint == found.fingerprint) {
-        int stem = (int)strlen(beside.path) - (int)strlen("bin");
-        bool json = path_exists(path_format(path, "%.*sjson", stem, beside.path));
-        if (json) { path_format(found.path, "%s", beside.path); }
+        bool json = file_beside(path, beside.path, companion_names[SAVED_TOKENIZER_JSON]);
+        if (json && path_exists(path)) { path_format(found.path, "%s", beside.path); }
     }
     return found;
 }
@@ -212,7 +219,6 @@ static void read_companions(Run *run) {
     const Options *o = &run->options;
     Companion *saved = run->saves.companions;
     char path[PATH_LENGTH];
-    const char *name = path_name(o->tokenizer), *end = strstr(name, TOKENIZER_FILE);
     if (o->origin[0] != '\0') {
         path_format(path, "%s/%s", o->origin, companion_names[SAVED_GENERATION_CONFIG]);
         saved[SAVED_GENERATION_CONFIG] = read_companion(path);
@@ -225,10 +231,8 @@ static void read_companions(Run *run) {
     Companion *ends = &saved[SAVED_GENERATION_CONFIG], *config = &run->saves.start_config;
     FoundTokenizer beside;
     if (find_of_sources(run, o, true, &beside) &&
-        beside.fingerprint == run->tokenizer.fingerprint) {
-        const char *last = strstr(path_name(beside.path), TOKENIZER_FILE);
-        path_format(path, "%.*s%s", (int)(last - beside.path), beside.path,
-                    companion_names[SAVED_GENERATION_CONFIG]);
+        beside.fingerprint == run->tokenizer.fingerprint &&
+        file_beside(path, beside.path, companion_names[SAVED_GENERATION_CONFIG])) {
         Companion data = read_companion(path);
         char *text = data.bytes == NULL ? NULL
                                         : hf_add_ends(ends->bytes, ends->size, config->bytes,
@@ -239,10 +243,11 @@ static void read_companions(Run *run) {
             *ends = (Companion){text, strlen(text)};
         }
     }
-    bool known = end != NULL;
+    bool known = true;
     for (int i = SAVED_TOKENIZER_JSON; i <= SAVED_CHAT_TEMPLATE && known; i++) {
-        path_format(path, "%.*s%s", (int)(end - o->tokenizer), o->tokenizer, companion_names[i]);
-        saved[i] = read_companion(path);
+        if (file_beside(path, o->tokenizer, companion_names[i])) {
+            saved[i] = read_companion(path);
+        }
         known = saved[SAVED_TOKENIZER_JSON].bytes != NULL; // the others need tokenizer.json
     }
     if (known || run->tokenizer.cut != CUT_BYTES) { return; }

@@ -457,26 +457,26 @@ def publish(output, work, vocabulary, manifest):
         if manifest["window"] == 1 else ()
     files = [("tokenizer.bin", vocabulary.tokenizer_bin(*bounds)),
              *((name, text.encode()) for name, text in vocabulary.files().items())]
+    if manifest["window"] > 1:
+        files.append((GENERATION_CONFIG, generation_config(vocabulary)))
     manifest["tokenizer_files"] = []
-    for name, content in files + ends_files(vocabulary, manifest):
+    for name, content in files:
         add_file(output, manifest, name, content)
     write_manifest(output, manifest)
     shutil.rmtree(work)
 
 
-def ends_files(vocabulary, manifest):
-    """Returns what says where a model that is tuned on conversations must stop; []: there are
-    none."""
-    if manifest.get("window", 1) == 1:
-        return []
+def generation_config(vocabulary):
+    """Returns what says where a model that is tuned on conversations must stop."""
     stops = {vocabulary.end_of_text, vocabulary.document_end, *ChatTemplate(vocabulary).ends()}
     ids = {"bos_token_id": vocabulary.begin_of_text, "eos_token_id": sorted(stops)}
-    return [(GENERATION_CONFIG, (json.dumps(ids) + "\n").encode())]
+    return (json.dumps(ids) + "\n").encode()
 
 
 def add_file(output, manifest, name, content):
     checksum = write_durably(os.path.join(output, name), [content])
-    manifest["tokenizer_files"].append({"name": name, "bytes": len(content), "sha256": checksum})
+    manifest.setdefault("tokenizer_files", []).append(
+        {"name": name, "bytes": len(content), "sha256": checksum})
 
 
 def write_manifest(output, manifest):
@@ -646,10 +646,10 @@ def is_made(output, settings, vocabulary):
             f"; --before '{vocabulary.end_of_text_name}' keeps it" * ended)
     check_files_made(output, manifest, False)
     print(f"{output}: made already, from the same sources and settings")
-    for name, content in ends_files(vocabulary, manifest): # version 1.0 did not write it
-        if "tokenizer_files" in manifest and not os.path.exists(os.path.join(output, name)):
-            add_file(output, manifest, name, content)
-            write_manifest(output, manifest)
+    lacks = not os.path.exists(os.path.join(output, GENERATION_CONFIG)) # version 1.0 wrote none
+    if manifest.get("window", 1) > 1 and lacks:
+        add_file(output, manifest, GENERATION_CONFIG, generation_config(vocabulary))
+        write_manifest(output, manifest)
     return True
 
 
