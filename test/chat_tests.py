@@ -521,6 +521,15 @@ def test_what_is_lost_is_told():
             asks, {"role": "assistant", "content": "A", "weight": mark})]}]))
         refused(call(prepare_data, "--output", "marks", "--tokenizer", path, "marks.jsonl",
                      "--jobs", 1), "marks.jsonl, line 1", part)
+    weighted = [{"prompt": "Hi", "response": "A", "weight": weight} for weight in (0, 1, 0.5)]
+    write("marks.jsonl", lines(weighted))
+    refused(call(prepare_data, "--output", "marks", "--tokenizer", path, "marks.jsonl",
+                 "--jobs", 1), "marks.jsonl, line 3", "'weight' of the row is '0.5'; it must be 0")
+    write("marks.jsonl", lines(weighted[:2]))
+    result = call(prepare_data, "--output", "weighted", "--tokenizer", path, "marks.jsonl",
+                  "--jobs", 1)
+    assert "warning: 1 of 2 conversations: their rows have a weight of 0" in result.err, result.err
+    assert manifest("weighted")["documents"] == 1
     write("marks.jsonl", lines([{"prompt": "\ufdd2", "completion": "A"}]))
     refused(call(prepare_data, "--output", "marks", "--tokenizer", path, "marks.jsonl",
                  "--jobs", 1), "marks.jsonl, line 1", "no characters")

@@ -155,6 +155,16 @@ def test_rows_are_read_in_every_form():
             (alpaca | {"input": "i", "history": [["c", "d"]], "system": "s"},
              {"messages": [system, *said("c", "d", "a\ni", "b")]}),
             ({"prompt": "a", "completion": "b"}, pair), (pair, pair),
+            ({"prompt": said("a"), "response": "b", "answer": None}, pair),
+            *(({ask: "a", answer: "b", "input": ""}, messages)
+              for ask in ("instruction", "question", "query", "problem", "inputs")
+              for answer in ("response", "answer", "solution", "target", "targets", "output")),
+            ({"input": "a", "output": "b", "weight": 1}, messages | {"weight": 1}),
+            ({"question": "a", "context": "i", "answer": "b", "system": "s"},
+             {"messages": [system, *said("a\ni", "b")]}),
+            (alpaca | {"context": "i"}, {"messages": said("a\ni", "b")}),
+            ({"query": "a", "response": "b", "history": [["c", "d"]]},
+             {"messages": said("c", "d", "a", "b")}),
             ({"prompt": [asked], "completion": [told], "system": "s", "tools": [5]},
              pair | {"prompt": [system, *said("a")], "tools": [5]}),
             (messages | {"system": "s", "documents": []}, {"messages": [system, *said("a", "b")]}),
@@ -173,11 +183,14 @@ def test_rows_are_read_in_every_form():
     for row in (messages | {"prompt": "a", "text": "t"}, {"text": "a", "system": "s"},
                 messages | {"conversations": [asked]}, messages | {"images": ["x"]},
                 messages | {"documents": [{"text": "x"}]},
-                alpaca | {"text": "a", "response": "r"}):
+                alpaca | {"text": "a", "response": "r"},
+                {"question": "a", "answer": "b", "content": "c"},
+                {"text": "a", "weight": 0}, {"prompt": "a", "response": "b", "choices": ["b"]}):
         read_row(row, "", unread)
         assert read_row(row | {"text": "t"}, "text", Counter()) == "t"
     assert unread == {"prompt": 1, "text": 2, "system": 1, "conversations": 1, "images": 1,
-                      "documents": 1, "response": 1}, unread
+                      "documents": 1, "response": 1, "question": 1, "answer": 1, "weight": 1,
+                      "choices": 1}, unread
     for row, *parts in (
             ({"text": "a", "content": "b"}, "'text' and 'content'", "--text-field"),
             (messages | {"messages": [system, *said("a")], "system": "other"}, "'system'"),
@@ -189,7 +202,12 @@ def test_rows_are_read_in_every_form():
             (messages | {"rejected_response": "c"}, "rejected_response"),
             ({"prompt": "a", "completion": "b", "label": False}, "label"),
             ({"conversations": [asked, told], "kto_tag": True}, "kto_tag"),
-            ({"instruction": "a", "response": "b"}, "'text'", "instruction, response")):
+            ({"prompt": "a", "response": "b", "label": False}, "label"),
+            ({"problem": "a", "solution": "b", "answer": "c"}, "'answer' and 'solution'"),
+            ({"question": "a", "query": "b", "answer": "c"}, "'question' and 'query'"),
+            ({"question": "a", "context": ["i"], "answer": "b"}, "context is no text"),
+            ({"question": None, "answer": "b"}, "its question or input"),
+            ({"title": "a", "answer": "b"}, "'text'", "question", "title, answer")):
         try:
             read = read_row(row, "", Counter())
         except ValueError as error:

@@ -70,6 +70,7 @@ DOUBTS = {  # key: (what is counted, its description)
                 "out; take one that has all 256 bytes"),
     "unknown": ("tokens", "they are the tokenizer's unknown token, in place of words or characters "
                 "that it does not know; take a tokenizer that knows them"),
+    "left_out": ("conversations", "their rows have a weight of 0, so they are left out"),
     "context": ("conversations", "the chat template does not write all messages before the answer"),
     "tools": ("conversations", "the chat template writes nothing of their tools; take one that "
               "knows tools")}
@@ -150,12 +151,13 @@ def message_of(held):
         {"thinking": reasoning} | held | {"reasoning_content": reasoning}
 
 
-def counts(message):
-    """Returns whether an answer is to be learned; raises ValueError if that is not clear."""
-    marks = {key: message[key] for key in MARKS if key in message}
+def is_learned(held, what="a message"):
+    """Returns whether an answer or a row is to be learned; raises ValueError if that is not
+    clear."""
+    marks = {key: held[key] for key in MARKS if key in held}
     for key, mark in marks.items():
         if mark not in (0, 1):
-            raise ValueError(f"'{key}' of a message is {str(mark)[:40]!r}; it must be 0 or 1")
+            raise ValueError(f"'{key}' of {what} is {str(mark)[:40]!r}; it must be 0 or 1")
     return all(marks.values())
 
 
@@ -538,7 +540,7 @@ class ChatTemplate:
         found, doubts = [], Counter()
         answers = [index for index, message in enumerate(conversation.messages)
                    if message["role"] == "assistant" and index >= max(1, conversation.counted)]
-        indices = [index for index in answers if counts(conversation.messages[index])]
+        indices = [index for index in answers if is_learned(conversation.messages[index])]
         for index in indices:
             text, spans = self.answered(conversation, index, doubts)
             if found and text.startswith(found[-1][0][:max(

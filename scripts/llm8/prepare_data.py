@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from . import downloads, shard_header, shards, sources
 from .command_line import Parser, guess, number
-from .conversation import BadTemplate, ChatTemplate, Conversation, warnings_of
+from .conversation import BadTemplate, ChatTemplate, Conversation, is_learned, warnings_of
 from .environment import LOCK, cores, die, lock, matching, named_by, sha256_of, warn, write_durably
 from .rows import read_row
 from .text import many, printable
@@ -47,7 +47,7 @@ from .vocabulary import (
 )
 
 VERSION = 2
-UNITS = 8  # increased when this script writes other content into units' files
+UNITS = 9  # increased when this script writes other content into units' files
 OF_CONVERSATIONS = ("chat_template", "special_tokens")  # settings for conversations only
 OF_TEXTS = ("before", "after")
 COUNT = number(int, 1, sys.maxsize, "a whole number from 1 on")
@@ -90,6 +90,9 @@ class Worker:
             cls.template = ChatTemplate(cls.vocabulary)
             cls.template.doubts = cls.doubts
         try:
+            if not is_learned(held, "the row"):
+                cls.doubts.update(["conversations", "left_out"])
+                return "", []
             conversation = Conversation(held)
             return conversation.text(), list(cls.template.samples(conversation))
         except (ValueError, RecursionError) as error:
@@ -505,9 +508,9 @@ def parser():
                     "split, with\nthe tokenizer beside them. Run again after a stop, it resumes.\n"
                     "\n"
                     "Rows of .jsonl, .json and .parquet with \"messages\", \"conversations\" "
-                    "(ShareGPT), \"prompt\"\nand \"completion\", or \"instruction\" and "
-                    "\"output\" (Alpaca), are conversations: the\ntokenizer's chat template writes "
-                    "them, and the assistant's tokens count.",
+                    "(ShareGPT), or a question and\nits answer (\"prompt\" and \"completion\", "
+                    "\"instruction\" and \"output\", ...), are conversations: the\ntokenizer's "
+                    "chat template writes them, and the assistant's tokens count.",
         epilog=f"Known sets, by name (or NAME@REVISION) instead of a path\n{sets}\n\n"
                "Then train with --data 'DIR/train_*.bin' --valid-data 'DIR/val_*.bin'")
     p.add_argument("sources", nargs="*", metavar="SOURCE",

@@ -6,23 +6,31 @@ contradictory fields are refused, and other fields that look like content are co
 
 from .text import from_json
 
+# what a row with a conversation may have in each form
+OPTIONAL = ("system", "weight", "tools", "chat_template_kwargs")
+# the fields of a single question, of what is asked about, and of the answer
+QUESTIONS = ("prompt", "instruction", "question", "query", "problem", "inputs", "input")
+CONTEXT = ("input", "context")
+ANSWERS = ("completion", "output", "response", "answer", "solution", "target", "targets")
+TURNS = {(question, answer): OPTIONAL if question == "prompt" else (*CONTEXT, "history", *OPTIONAL)
+         for question in QUESTIONS for answer in ANSWERS}
+ALPACA = ("instruction", "output")
+PUBLISHED = {needed: TURNS[needed] for needed in (("prompt", "completion"), ALPACA)}
 # {fields that a form needs: fields that it may have}. A row has the first form whose needed fields
 # it has.
-OPTIONAL = ("system", "tools", "chat_template_kwargs")
 FORMS = {
     ("messages",): OPTIONAL,
     ("conversations",): OPTIONAL,  # ShareGPT
     ("conversation",): OPTIONAL,
-    ("prompt", "completion"): OPTIONAL,
-    ("instruction", "output"): ("input", "history", *OPTIONAL),  # Alpaca
+    **PUBLISHED,
     ("text",): (),
-    ("content",): ()}
+    ("content",): ()} | TURNS
 TEXT_FIELDS = ["text", "content"]
 PREFERENCES = ("chosen", "rejected", "rejected_response")
 # other fields that look like content
-OTHERS = tuple("""response question answer query context problem solution inputs target targets
-    summary rationale reasoning reasoning_content thinking system_prompt system_message functions
-    documents image images audio audios video videos""".split())
+OTHERS = tuple("""choices options summary rationale reasoning reasoning_content thinking
+    system_prompt system_message functions documents image images audio audios video
+    videos""".split())
 FIELDS = {*PREFERENCES, *OTHERS, "label", "kto_tag",
           *(name for needed, optional in FORMS.items() for name in needed + optional)}
 ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant",
@@ -49,8 +57,8 @@ def columns_of(names, wanted):
 
 def no_text(names, wanted):
     """Returns a text that says why a row or file with these fields has no text."""
-    talks = "" if wanted else ", nor a conversation (messages, conversations, prompt and " \
-        "completion, or instruction and output)"
+    talks = "" if wanted else ", nor a conversation (messages, conversations, or one of " \
+        f"{', '.join(QUESTIONS)} with one of {', '.join(ANSWERS)})"
     return (f"no text under '{wanted or TEXT_FIELDS[0]}'{talks}, only {', '.join(names[:10])}; "
             "name the text's field (--text-field), or rename a conversation's")
 
@@ -65,9 +73,9 @@ def text_of(row, name):
 
 def read_row(row, wanted, unread):
     """Returns the text of a row, or its conversation: an object with 'messages', or with 'prompt'
-    and 'completion', all lists of messages, and with the other values that the template gets.
-    Raises ValueError if the row has neither text nor conversation. wanted: the text field that the
-    user named, or "". unread: counts the fields that were not read."""
+    and 'completion', all lists of messages, and with 'weight' and the values that the template
+    gets. Raises ValueError if the row has neither text nor conversation. wanted: the text field
+    that the user named, or "". unread: counts the fields that were not read."""
     if wanted:
         if wanted not in row:
             raise ValueError(no_text(list(row), wanted))
@@ -79,19 +87,25 @@ def read_row(row, wanted, unread):
         raise ValueError(no_text(list(row), wanted))
     if needed == ("text",) and "content" in held:
         raise ValueError("both 'text' and 'content'; name the field to read (--text-field)")
+    for group in (QUESTIONS, ANSWERS) if needed in TURNS and needed not in PUBLISHED else ():
+        found = [name for name in group if name in needed or
+                 name in held and name not in FORMS[needed]]
+        if len(found) > 1:
+            raise ValueError(f"{' and '.join(map(repr, found))}: it is not clear which to read; "
+                             "leave out the others")
     for name in held.keys() & FIELDS - {*needed, *FORMS[needed], *PREFERENCES, "label", "kto_tag"}:
         unread[name] += 1
     if needed[0] in TEXT_FIELDS:
         return text_of(row, needed[0])
     refuse_preferences([name for name in ("kto_tag", "label") if isinstance(held.get(name), bool)
-                        and (name == "kto_tag" or "completion" in needed)])
+                        and (name == "kto_tag" or needed in TURNS and needed != ALPACA)])
     conversation = {name: row[name] for name in OPTIONAL[1:]
                     if row.get(name) not in (None, "")}
-    if needed == ("prompt", "completion"):
+    if needed[0] == "prompt":
         conversation |= {"prompt": as_messages(row["prompt"], "user"),
-                         "completion": as_messages(row["completion"], "assistant")}
+                         "completion": as_messages(row[needed[1]], "assistant")}
     else:
-        conversation["messages"] = of_alpaca(row, held) if "instruction" in needed else \
+        conversation["messages"] = of_turn(row, held, *needed) if needed in TURNS else \
             as_messages(row[needed[0]], None)
     first = "prompt" if "prompt" in conversation else "messages"
     return conversation | {first: after_system(held.get("system"), conversation[first])}
@@ -135,17 +149,17 @@ def calls_of(value):
     return [{"type": "function", "function": call} for call in calls]
 
 
-def of_alpaca(row, held):
-    """Converts Alpaca's fields to messages: earlier pairs; the instruction, with its input on the
-    next line, as other loaders do; and the answer."""
-    history = held.get("history", [])
+def of_turn(row, held, question, answer):
+    """Converts Alpaca's fields, or others of one question, to messages: earlier pairs; the
+    question, with its context on the next line, as other loaders do; and the answer."""
+    history, names = held.get("history", []), dict.fromkeys((question, *CONTEXT))
     if not isinstance(history, list) or not all(
             isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):
         raise ValueError("its history is no list of pairs of texts")
-    parts = [held[name] for name in ("instruction", "input") if name in held]
+    parts = [held[name] for name in names if name in held] or [row[question]]
     if not all(isinstance(part, str) for part in parts):
-        raise ValueError("its instruction or input is no text")
-    pairs = [*history, ["\n".join(parts), row["output"]]]
+        raise ValueError(f"its {' or '.join(names)} is no text")
+    pairs = [*history, ["\n".join(parts), row[answer]]]
     return [{"role": role, "content": content} for pair in pairs
             for role, content in zip(("user", "assistant"), pair)]
 
