@@ -572,7 +572,7 @@ def test_bad_rows_are_refused():
         write("bad.jsonl", lines([{"messages": TALKS[0]}, row]))
         bad("bad.jsonl", "bad.jsonl, line 2", said, "--skip-bad")
     write("bad.jsonl", lines([{"messages": TALKS[0]}, {"text": "a text"}]))
-    bad("bad.jsonl", "the sources hold texts and conversations")
+    bad("bad.jsonl", "the sources hold texts (bad.jsonl) and conversations (bad.jsonl)")
     for depth in range(300, 1000, 100):  # what json reads, but may not write
         deep = "[" * depth + "]" * depth
         write("deep.jsonl", f'{{"prompt": "x", "completion": "y", "tools": {deep}}}\n' +

@@ -338,6 +338,25 @@ def test_text_on_both_sides_is_noted():
         assert "trained on" not in prepared(f"both_{name}", name, "--valid-fraction", 0.3).out
 
 
+def test_other_splits_in_a_folder_are_named():
+    """A data set's folder has its test and validation splits beside the one for training."""
+    for path, text in (("set/data/train-00000-of-00001.jsonl", "train"), ("set/README.md", "set"),
+                       ("set/data/test-00000-of-00001.jsonl", "test"),
+                       ("set/validation/0.jsonl", "valid"), ("latest/trained_eval.jsonl", "one"),
+                       ("latest/contest.jsonl", "two"), ("my_test/set.train.jsonl", "three"),
+                       ("my_test/set.txt", "four")):
+        write(path, lines([{"text": text}]))
+    said = "2 of 4 files are for tests or validation by their names, and are trained on"
+    for name, words, expected in (
+            ("all", ["set"], f"warning: {said} (set/data/test-00000-of-00001.jsonl)"),
+            ("glob", ["set/*/*.jsonl"], said.replace("of 4", "of 3")),
+            ("valid", ["set/data/train*", "--valid", "set/data/test*"], ""),
+            ("two", ["set/data"], "1 of 2 files are"), ("none", ["set/validation"], ""),
+            ("words", ["latest"], ""), ("outside", ["my_test"], "")):
+        err = prepared(f"splits_{name}", *words).err
+        assert expected in err and bool(err) == bool(expected), (name, err)
+
+
 def test_small_sets_are_validated_too():
     """A tenth of a small set, by whole documents; a document that is most of it is trained on."""
     texts = sentences(7, 183)

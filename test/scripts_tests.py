@@ -741,6 +741,14 @@ def test_tensorboard_forgets_what_is_done_again():
         same(len(glob.glob("tb/r/*")), 1)
 
 
+def test_tensorboard_forgets_after_a_save():
+    """A save is recorded when it has ended, after records of later steps; then the run died."""
+    first = lines(start(), *(step_record(i, 5.0) for i in range(1, 5)), {"kind": "save", "step": 2})
+    again = lines(start(2), *(step_record(i, 4.0) for i in range(3, 5)))
+    found = events_of(lambda: append(first), lambda: append(again))
+    same(losses_of(found), [(1, 5.0), (2, 5.0), (3, 4.0), (4, 4.0)])
+
+
 def test_tensorboard_keeps_what_is_of_another_run():
     """Of another folder, where a run has the same name, and of another program."""
     check.write("tb/seed-1/events.out.tfevents.1", "")

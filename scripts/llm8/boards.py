@@ -70,7 +70,8 @@ class TensorBoard:
                 self.add(step, summary=Summary(value=[
                     Summary.Value(tag=tag, simple_value=value)
                     for tag, value in scalars(record).items()]))
-            self.last = step
+            # a save is recorded when it has ended, after records of later steps
+            self.last = step if record["kind"] == "run" else max(self.last, step)
         self.writer.flush()
 
     def add(self, step, **words):

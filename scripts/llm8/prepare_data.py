@@ -61,6 +61,8 @@ DOCUMENT = numpy.dtype([("unit", "<i4"), ("offset", "<i8"), ("length", "<i8"), (
                         ("valid", "?"), ("chat", "?"), ("padding", "<i8")])
 # offset, length: in the unit's tokens; padding: how many tokens after the document fill its window
 REST = re.compile(rb"[\x80-\xbf]{0,3}")  # of a character of UTF-8 that is cut
+TRAIN_SPLIT, TEST_SPLIT = (re.compile(rf"(?<![a-z])({names})(?![a-z])", re.IGNORECASE)
+                           for names in ("train", "test|valid|validation|val|dev|eval"))
 # no tokenizer here has a word across a line's end between two visible ASCII characters
 BREAK = re.compile(r"(?<=[!-~]\n)(?=[!-~])")
 
@@ -406,7 +408,7 @@ def prepare(o, settings, units, vocabulary):
             die("the sources hold no text at all" + (
                 f": {len(skipped)} were left out (--skip-bad), the first: {skipped[0]}" if skipped
                 else ""))
-        window = window_of(settings, documents, vocabulary)
+        window = window_of(settings, documents, units, vocabulary)
         splits = split_documents(settings, documents)
         tasks = [(f"{split}_{index:05d}.bin", part, names, window)
                  for split, rows in splits.items()
@@ -428,12 +430,13 @@ def prepare(o, settings, units, vocabulary):
     return manifest
 
 
-def window_of(settings, documents, vocabulary):
+def window_of(settings, documents, units, vocabulary):
     """Returns the length of the windows of conversations; 1: texts may be cut anywhere."""
     chat = documents["chat"]
     if chat.any() != chat.all():
-        die("the sources hold texts and conversations; prepare each into a folder of its own, and "
-            "train on both with --data 'DIR/{one,other}/train_*.bin'")
+        text, talk = (units[documents["unit"][numpy.argmax(one)]].files[0] for one in (~chat, chat))
+        die(f"the sources hold texts ({text}) and conversations ({talk}); prepare each into a "
+            "folder of its own, and train on both with --data 'DIR/{one,other}/train_*.bin'")
     if settings["seq_length"] and not chat.any():
         die("--seq-length: of conversations; the sources hold texts, which a run cuts itself")
     if chat.any():
@@ -565,6 +568,19 @@ def check_files(o):
     sources.expand(o.valid, "--valid")
 
 
+def warn_of_splits(files):
+    """Warns of files that are, by their names, splits of a data set for tests or validation, if
+    other files are its split for training: a folder often has them all."""
+    paths = list(map(os.path.abspath, files))
+    names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
+    held = [path for path, name in zip(files, names)
+            if TEST_SPLIT.search(name) and not TRAIN_SPLIT.search(name)]
+    if held and any(map(TRAIN_SPLIT.search, names)):
+        warn(f"{len(held):,} of {many(len(files), 'file')} are for tests or validation by their "
+             f"names, and are trained on ({held[0]}); name the others alone, and give --valid "
+             "those to validate on")
+
+
 def find_files(o):
     """Returns the files to train on and the files to validate on. Known sets are downloaded."""
     train, valid = [], []
@@ -574,6 +590,7 @@ def find_files(o):
         train += paths
         valid += valid_paths
     files, others = sources.expand(train, "SOURCE")
+    warn_of_splits(files)
     valid_files, valid_others = sources.expand(valid + o.valid, "--valid")
     if others + valid_others:
         print(f"left out: {many(others + valid_others, 'file')} of other kinds than "
