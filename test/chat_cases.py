@@ -154,6 +154,13 @@ SPANS = [
         "<|end|>", "{% if m.tool_calls %}</s>{% else %}<|end|>{% endif %}."),
      turns(says(None, tool_calls=CALLED)), [
          '<|user|>Hi<|end|>.<|assistant|>[[[CALL]clock {"zone": "CET", "n": 3}</s>]].'], ""),
+    ("a call has another row's argument", CALLS_IN_JSON, turns(says(None, tool_calls=[
+        {"function": {"name": "clock", "arguments": {"zone": "CET", "n": None}}}])), [
+            HI + '[[[CALL]clock {"zone": "CET", "n": null}<|end|>]]'], "null_fields"),
+    ("a tool has another row's parameter", AS_OBJECTS, turns(says("A"), tools=[{
+        "name": "clock", "parameters": {"properties": {"n": None}}}]), [ONE], "tools null_fields"),
+    ("a parameter is null unless given", AS_OBJECTS, turns(says("A"), tools=[{
+        "parameters": {"n": {"default": None, "enum": [1, None]}}}]), [ONE], "tools"),
     ("tools are lost", AS_OBJECTS, turns(says("A"), tools=TOOLS), [ONE], "tools"),
     ("no calls, as an empty list", EACH + "{% if m.tool_calls is defined %}1{% endif %}" +
      TURN % "" + PROMPTS, turns(says("A", tool_calls=[])), [ONE], ""),

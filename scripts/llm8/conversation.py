@@ -71,6 +71,9 @@ DOUBTS = {  # key: (what is counted, its description)
     "unknown": ("tokens", "they are the tokenizer's unknown token, in place of words or characters "
                 "that it does not know; take a tokenizer that knows them"),
     "left_out": ("conversations", "their rows have a weight of 0, so they are left out"),
+    "null_fields": ("conversations", "their tools or calls have nulls, which rows written by the "
+                    "package datasets have for other rows' fields; the chat template gets them: "
+                    "leave them out, or give .parquet files"),
     "context": ("conversations", "the chat template does not write all messages before the answer"),
     "tools": ("conversations", "the chat template writes nothing of their tools; take one that "
               "knows tools")}
@@ -235,6 +238,14 @@ def leaves(value):
             yield from leaves(part)
     elif value is not None:
         yield value
+
+
+def has_null_fields(value):
+    """Returns whether an object in a JSON value has a null where tools and calls have none."""
+    if isinstance(value, dict):
+        return any(part is None and key not in ("default", "const") or has_null_fields(part)
+                   for key, part in value.items())
+    return isinstance(value, list) and any(map(has_null_fields, value))
 
 
 def doubts_of_calls(message, text, least):
@@ -518,6 +529,8 @@ class ChatTemplate:
                                      for message in messages if message["role"] != "assistant")
         contents = [message.get("content", "") for message in messages]
         doubts["halved"] += any(encodable(held) != held for held in contents)
+        doubts["null_fields"] += has_null_fields([conversation.tools, *(
+            message.get("tool_calls") for message in messages)])
         doubts["named_specials"] += any(map(self.named_special.search, contents))
         fields = set().union(*messages) - READ | conversation.settings.keys() | {
             f"{mark} of {message['role']}" for message in messages for mark in MARKS
