@@ -608,7 +608,7 @@ TEST(metrics_come_back) {
     CYCLES(c, FAIL_FROM_THERE) {
         CLOSED(metrics_close) Metrics m = {0};
         unlink("m");
-        CHECK(metrics_open(&m, "m"));
+        CHECK(metrics_open(&m, "m", true));
         arm(FAIL_FROM_THERE, c.n);
         record(&m, 1);
         record(&m, 2);

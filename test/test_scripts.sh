@@ -93,8 +93,10 @@ test_ended_runs_are_not_run_again() {
     expect_message 2 "with other options (--train-iters 61 differs)" \
         "${command[@]}" --train-iters 61
     cp -r c again && rm -r again/*/seed-2
-    expect_status 0 compare --out again --seeds 2 --no-checkpoints --run-only -- \
-        "${common[@]}" --train-iters 10 || return
+    command=(compare --out again --seeds 2 --no-checkpoints --run-only -- "${common[@]}" --train-iters 10)
+    expect_status 0 "${command[@]}" || return
+    sed -i '/"kind":"step","step":6/,$d' again/fp8/seed-2/metrics.jsonl # as if it had been killed
+    expect_status 0 "${command[@]}" || return
     [[ $(grep -c '"kind":"step"' again/fp8/seed-2/metrics.jsonl) -eq 10 ]] || fail "not anew"
     [[ ! -e again/fp8/seed-2/latest ]] || fail "a checkpoint"
     rm -r again

@@ -390,8 +390,18 @@ test_metrics_have_one_run() {
     wait_until grep -q '^step ' first.log
     expect_message 1 'error: --metrics shared.jsonl: another run writes to it' run --train-iters 5 --metrics shared.jsonl
     stop TERM 75
-    expect_status 0 run --train-iters 5 --metrics shared.jsonl || return
-    is "$(grep -c '"kind":"run"' shared.jsonl)" 2
+    printf '{"kind":"st' >>shared.jsonl && cp shared.jsonl was
+    expect_message 1 'error: --metrics shared.jsonl: has the steps of another run' run --train-iters 5 \
+        --metrics shared.jsonl
+    cmp -s shared.jsonl was || fail "a refused file has changed"
+    # a run that may resume goes on, also before its first checkpoint
+    expect_status 0 run --train-iters 5 --metrics shared.jsonl --save going --resume latest || return
+    expect_status 0 run --train-iters 6 --metrics shared.jsonl --save going --resume latest || return
+    is "$(grep -c '"kind":"run"' shared.jsonl)" 3
+    expect_message 1 'has the steps of another run' run --eval-only --load going/latest --valid-data d/x_val.bin --metrics shared.jsonl
+    for _ in 1 2; do # evaluations alone may share a file
+        expect_status 0 run --eval-only --load going/latest --valid-data d/x_val.bin --metrics evaluated.jsonl || return
+    done
     start first.log "$root/train_gpt" "${common[@]}" "${on[@]}" --metrics /dev/null
     wait_until grep -q '^step ' first.log
     expect_message 0 '!warning' run --train-iters 5 --metrics /dev/null --save nowhere

@@ -71,8 +71,21 @@ static bool make_own(const char *path, off_t whole) {
     return ok;
 }
 
-bool metrics_open(Metrics *m, const char *path) {
-    bool ours = true;
+// Whether the file has the record of a step.
+static bool has_steps(FILE *file) {
+    static const char start[] = "{\"kind\":\"step\",";
+    FREED char *line = NULL;
+    size_t size = 0;
+    bool found = false;
+    rewind(file);
+    while (!found && getline(&line, &size, file) >= 0) {
+        found = strncmp(line, start, sizeof(start) - 1) == 0;
+    }
+    return found;
+}
+
+bool metrics_open(Metrics *m, const char *path, bool begins) {
+    bool ours = true, others = false;
     off_t whole, end;
     struct stat info;
     path_format(m->path, "%s", path);
@@ -80,10 +93,11 @@ bool metrics_open(Metrics *m, const char *path) {
     bool regular = m->file != NULL && fstat(fileno(m->file), &info) == 0 && S_ISREG(info.st_mode);
     // locks the file until it is closed; a file system without locks is no error
     bool taken = regular && file_lock(fileno(m->file), true) == LOCK_HELD;
-    if (m->file != NULL && !taken && find_whole(m->file, &whole, &end, &ours)) {
+    if (m->file != NULL && !taken && find_whole(m->file, &whole, &end, &ours) &&
+        !(others = begins && regular && has_steps(m->file))) {
         if (regular && info.st_nlink > 1) { // as after cp -al
             metrics_close(m);
-            return make_own(path, whole) && metrics_open(m, path);
+            return make_own(path, whole) && metrics_open(m, path, begins);
         }
         m->id = path_id(path);
         if (whole == end || ftruncate(fileno(m->file), whole) == 0) { return true; }
@@ -91,6 +105,8 @@ bool metrics_open(Metrics *m, const char *path) {
     fail("%s: %s", path,
          taken             ? "another run writes to it; give each run its own"
          : !ours           ? "not metrics: its first line is no record"
+         : others          ? "has the steps of another run; continue that run (--resume), give "
+                             "another file, or remove this one"
          : errno == ESPIPE ? "a pipe or a terminal; metrics need a file"
                            : strerror(errno));
     metrics_close(m);
@@ -131,7 +147,7 @@ void metrics_end(Metrics *m, MetricsRecord *r) {
     cJSON_Delete(r);
     if (line == NULL) { return; }
     path_format(path, "%s", m->path);
-    bool ok = (m->file != NULL || metrics_open(m, path)) &&
+    bool ok = (m->file != NULL || metrics_open(m, path, false)) &&
               ((fprintf(m->file, "%s\n", line) >= 0 && fflush(m->file) == 0) ||
                fail("%s: could not be written: %s", path, strerror(errno)));
     cJSON_free(line);

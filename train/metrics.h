@@ -5,9 +5,10 @@
 
 BEGIN_C
 
-// Opens a file of metrics for appending, and locks it. Fails if another process has locked it, or
-// if it has other content. If the file has several hard links, a copy first replaces it.
-bool metrics_open(Metrics *m, const char *path);
+// Opens a file of metrics for appending, and locks it. Fails if another process has locked it, if
+// it has other content or, when a run begins, if it has steps, which the new records would make
+// void. If the file has several hard links, a copy first replaces it.
+bool metrics_open(Metrics *m, const char *path, bool begins);
 void metrics_close(Metrics *m);
 void metrics_sync(const Metrics *m); // syncs the file to the disk
 

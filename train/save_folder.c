@@ -11,7 +11,8 @@ static bool open_metrics(Run *run) {
     char path[PATH_LENGTH];
     if (o->sample_only || (!named && !options_save(o))) { return true; }
     path_format(path, "%s%s", named ? o->metrics : o->save, named ? "" : "/metrics.jsonl");
-    return metrics_open(&run->metrics, path) ||
+    // as of checkpoints in --save: only a resume goes on with a file that has steps
+    return metrics_open(&run->metrics, path, named && o->resume[0] == '\0') ||
            fail("--%s %s", named ? "metrics" : "save", error_text());
 }
 

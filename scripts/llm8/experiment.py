@@ -7,6 +7,7 @@ order of the variants, the baseline first. A run that has ended is not run again
 stopped goes on from its newest checkpoint.
 """
 
+import contextlib
 import glob
 import itertools
 import json
@@ -153,8 +154,10 @@ def run_all(tasks, folder, checkpoints, held):
                 continue
             where = ["--save", task.folder, "--resume", "latest"]
             if not checkpoints: # no folder for them, even if --config names one
-                where = ["--save", "", "--resume", "", "--metrics",
-                         os.path.join(task.folder, "metrics.jsonl")]
+                metrics = os.path.join(task.folder, "metrics.jsonl")
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(metrics)  # of a run that was stopped, which begins anew
+                where = ["--save", "", "--resume", "", "--metrics", metrics]
             status = trainer.run_trainer([*task.command, *where], task.folder, label, signals,
                                          (held,))
             if status == STOPPED_BY_SIGNAL:
