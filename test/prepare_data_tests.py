@@ -638,8 +638,13 @@ def read_unpacked(path):
 
 
 def test_a_cut_zst_is_seen():
-    """Wherever it is cut; what was read before the cut stays with --skip-bad."""
+    """Wherever it is cut; what was read before the cut stays with --skip-bad. One with the largest
+    window, as of zstd --long=31, is read."""
     texts = sentences(11, 4000)
+    wide = sources.zstd.ZstdCompressor(options={
+        sources.zstd.CompressionParameter.window_log: 31})
+    packed = wide.compress(b"wide") + wide.flush()  # not at once: that window would be the text's
+    assert read_unpacked(write("wide.jsonl.zst", packed)) == b"wide"
     parts = [lines_of(texts[at:at + 1000]).encode() for at in range(0, 4000, 1000)]
     checked = sources.zstd.CompressionParameter.checksum_flag
     frames = [sources.zstd.compress(part, options={checked: place % 2})

@@ -202,7 +202,9 @@ def open_lines(path):
             raise EOFError("the file is empty")
         return gzip.open(path, "rb")
     if path.endswith(".zst"):
-        return zstd.open(path)
+        # with a window as large as it has, as of large files that zstd --long=31 has packed
+        largest = zstd.DecompressionParameter.window_log_max
+        return zstd.open(path, options={largest: largest.bounds()[1]})
     return open(path, "rb")
 
 
