@@ -272,6 +272,28 @@ def test_checkpoints_name_the_ends_of_answers():
         said = read(f"{start}_run/latest/generation_config.json")
         assert json.loads(said) == (expected or own), said
         assert expected or said == json.dumps(own).encode(), said
+    # of the sources of a mixture all, and all that a pattern matches
+    template = PLAIN.replace("<|im_end|>", "<|endoftext|>")
+    other = make_tokenizer("stops_text", template)
+    write("stops_text/tokenizer_config.json", json.dumps(
+        held | {"eos_token": "<|endoftext|>", "chat_template": template}))
+    prepared("stops_text_out", other, "few.jsonl", "--seq-length", 96)
+    assert json.loads(read("stops_text_out/generation_config.json"))["eos_token_id"] == [0]
+    for place, data in enumerate(("{stops_text_out,stops_out}/train_*.bin",
+                                  "1 stops_text_out/train_*.bin 1 stops_out/train_*.bin")):
+        run("train_gpt", "--model", "llama-tiny", *trains, f"stops_all{place}", "--data", data)
+        assert json.loads(read(f"stops_all{place}/latest/generation_config.json")) == ends
+    # what is no JSON is left out, and its warning names it
+    prepared("alone_texts", tokenizer, write("a.txt", "a text\n" * 500))
+    write("stops_1/generation_config.json", "<html>")
+    write("stops_text_out/generation_config.json", "[]")
+    for start, data, bad in (("stops_1", "alone_texts", "stops_1"),
+                             ("stops_2", "stops_text_out", "stops_text_out")):
+        result = run("train_gpt", "--load", start, *trains, f"{bad}_bad", "--data",
+                     f"{data}/train_*.bin")
+        assert f"warning: {bad}/generation_config.json: not JSON" in result.err, result.err
+    assert not os.path.exists("stops_1_bad/latest/generation_config.json")
+    assert json.loads(read("stops_text_out_bad/latest/generation_config.json")) == {"top_k": 5}
 
 
 def windows_of(folder, split):

@@ -2,6 +2,7 @@
 #include "../checkpoints/hugging_face.h"
 #include "run_data.h"
 
+#include <cjson/cJSON.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -208,12 +209,57 @@ static Companion read_companion(const char *path) {
     return c;
 }
 
+// Reads a generation_config.json, if it is there and an object.
+static Companion read_generation_config(const char *path) {
+    Companion c = read_companion(path);
+    CLOSED(json_close) cJSON *json = c.bytes != NULL ? json_parse(c.bytes, c.size) : NULL;
+    if (c.bytes != NULL && !cJSON_IsObject(json)) {
+        warn("%s: not JSON in UTF-8 with an object, so checkpoints go without it; download it, or "
+             "prepare the data, again",
+             path);
+        free(c.bytes);
+        c = (Companion){0};
+    }
+    return c;
+}
+
+// Adds the tokens that end answers, which the generation_config.json beside conversations names,
+// to the one that is saved. A mixture's sources may name different tokens.
+static void add_ends(Run *run) {
+    Companion *saved = &run->saves.companions[SAVED_GENERATION_CONFIG];
+    const Companion *config = &run->saves.start_config;
+    char path[PATH_LENGTH];
+    TokenFile shard;
+    FREED Source *sources = NULL;
+    CLOSED(globfree) glob_t files = {0};
+    int count = read_sources(&run->options, &sources);
+    for (int i = 0; i < count; i++) {
+        if (shards_find(sources[i].pattern, SHARD_MASKED, &shard)) {
+            find_beside(&files, sources[i].pattern);
+        }
+    }
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        const char *tokenizer = files.gl_pathv[i];
+        if (read_beside(run, tokenizer).fingerprint != run->tokenizer.fingerprint ||
+            !file_beside(path, tokenizer, companion_names[SAVED_GENERATION_CONFIG])) {
+            continue;
+        }
+        Companion ends = read_generation_config(path);
+        if (ends.bytes == NULL) { continue; }
+        char *text = hf_add_ends(saved->bytes, saved->size, config->bytes, config->size, ends.bytes,
+                                 ends.size);
+        free(ends.bytes);
+        if (text == NULL) { continue; }
+        free(saved->bytes);
+        *saved = (Companion){text, strlen(text)};
+    }
+}
+
 // Reads the files that go into every checkpoint, so that a checkpoint needs no other files:
 // - the tokenizer;
 // - Hugging Face's files for the tokenizer, such as PREFIX_tokenizer.json beside
 //   PREFIX_tokenizer.bin; for the byte tokenizer, this program makes them;
-// - the generation_config.json of the checkpoint that the run starts from, and in it also the
-//   tokens that end answers, which the generation_config.json beside conversations names.
+// - the generation_config.json of the checkpoint that the run starts from (add_ends).
 // Also reads that checkpoint's config.json.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
@@ -221,28 +267,14 @@ static void read_companions(Run *run) {
     char path[PATH_LENGTH];
     if (o->origin[0] != '\0') {
         path_format(path, "%s/%s", o->origin, companion_names[SAVED_GENERATION_CONFIG]);
-        saved[SAVED_GENERATION_CONFIG] = read_companion(path);
+        saved[SAVED_GENERATION_CONFIG] = read_generation_config(path);
         path_format(path, "%s/config.json", o->origin);
         run->saves.start_config = read_companion(path);
     }
     if (run->tokenizer.vocab == 0) { return; }
     saved[SAVED_TOKENIZER] = (Companion){malloc_or_die(run->tokenizer.bytes), run->tokenizer.bytes};
     memcpy(saved[SAVED_TOKENIZER].bytes, run->tokenizer.data, run->tokenizer.bytes);
-    Companion *ends = &saved[SAVED_GENERATION_CONFIG], *config = &run->saves.start_config;
-    FoundTokenizer beside;
-    if (find_of_sources(run, o, true, &beside) &&
-        beside.fingerprint == run->tokenizer.fingerprint &&
-        file_beside(path, beside.path, companion_names[SAVED_GENERATION_CONFIG])) {
-        Companion data = read_companion(path);
-        char *text = data.bytes == NULL ? NULL
-                                        : hf_add_ends(ends->bytes, ends->size, config->bytes,
-                                                      config->size, data.bytes, data.size);
-        free(data.bytes);
-        if (text != NULL) {
-            free(ends->bytes);
-            *ends = (Companion){text, strlen(text)};
-        }
-    }
+    add_ends(run);
     bool known = true;
     for (int i = SAVED_TOKENIZER_JSON; i <= SAVED_CHAT_TEMPLATE && known; i++) {
         if (file_beside(path, o->tokenizer, companion_names[i])) {
