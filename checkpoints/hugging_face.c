@@ -435,7 +435,11 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
         if (item != NULL) { cJSON_AddItemToObject(json, keys[i].key, cJSON_Duplicate(item, true)); }
     }
     cJSON_AddBoolToObject(json, "tie_word_embeddings", !o->untie_embeddings_and_output_weights);
-    cJSON_AddStringToObject(json, "dtype", dtype == DTYPE_F32 ? "float32" : "bfloat16");
+    // programs of before transformers 4.56 know only the second name; without it some serve in FP16
+    for (int i = 0; i < 2; i++) {
+        cJSON_AddStringToObject(json, i == 0 ? "dtype" : "torch_dtype",
+                                dtype == DTYPE_F32 ? "float32" : "bfloat16");
+    }
     if (dtype == DTYPE_F8_E4M3) { cJSON_AddRawToObject(json, "quantization_config", FP8_CONFIG); }
     return cJSON_Print(json);
 }

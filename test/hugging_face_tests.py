@@ -527,7 +527,8 @@ def test_exported_weights_are_the_trained_ones():
     assert config.pop("quantization_config") == {
         "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
         "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
-    assert config == json.loads(read("wide_bf16/config.json")) and config["dtype"] == "bfloat16"
+    assert config == json.loads(read("wide_bf16/config.json"))
+    assert config["dtype"] == config["torch_dtype"] == "bfloat16"
     for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.bin"):
         assert read(f"wide_fp8/{name}") == read(f"wide_run/latest/{name}")
 
