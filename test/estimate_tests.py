@@ -174,6 +174,22 @@ def test_tokens_are_those_of_the_steps():
                 if steps else "training   1,000,000,000 tokens, ") in out, out
 
 
+def test_a_batch_that_the_ranks_cannot_share_has_no_price():
+    words = (*LLAMA, "--bench", "bench.jsonl", "--precision", "bf16", "--gpus", "3,4")
+    said = "3 GPUs: --global-batch-size 64: must be a multiple of --micro-batch-size 16 x 3 ranks\n"
+    result = call(estimate, *words, "--micro-batch-size", 16, "--global-batch-size", 64)
+    assert said in result.out and rows(result)["bf16", 3][2:7] == ["-"] * 5, result.out
+    assert rows(result)["bf16", 4][2] == "456,000", result.out
+    write("batch.txt", "global-batch-size 64\nmicro-batch-size 16\n")
+    assert said in call(estimate, *words, "--config", "batch.txt").out
+    # if it is not given, each rank has a micro-batch, and a step has the tokens of all
+    result = call(estimate, *words, "--micro-batch-size", 16)
+    steps = 1000 * 16 * 2048
+    assert f"training   {steps:,} tokens on each GPU in 1,000 steps" in result.out, result.out
+    close(number(rows(result)["bf16", 4][5]), 4 * 4 * steps / 456000 / 3600, 0.02)
+    assert "must be" not in result.out, result.out
+
+
 def test_tiny_models_have_no_speed():
     row = rows(call(estimate, "--model", "llama-tiny", "--tokens", "1B", "--bench", "bench.jsonl"))
     assert row["bf16", 1][2:6] == ["-"] * 4 and "no such record" in row["bf16", 1][7], row

@@ -218,19 +218,29 @@ def main():
     if plan is None:
         die(refusal)
     size = size_of(plan)
-    steps, batch, length = (int(option_of(plan, name)) for name in (
-        "train-iters", "global-batch-size", "seq-length"))
+    steps, batch, micro, length = (int(option_of(plan, name)) for name in (
+        "train-iters", "global-batch-size", "micro-batch-size", "seq-length"))
+    # a batch that is not given, or is left out of a config.txt, is a micro-batch for each rank
+    given = batch != micro or "--global-batch-size" in " ".join(options)
     tokens = o.tokens or steps * batch * length
     print(f"model      {size[0]:,} parameters, {size[1]:.3g} FLOPs a token to train")
     by = "" if o.tokens else f" in {many(steps, 'step')} (--train-iters or --tokens sets it)"
-    print(f"training   {tokens:,.0f} tokens{by}, {tokens * size[1]:.3g} FLOPs, "
+    fixed = o.tokens or given or float(option_of(plan, "epochs")) > 0 # on any number of GPUs
+    each = "" if fixed or o.gpus == [1] else " on each GPU"
+    print(f"training   {tokens:,.0f} tokens{each}{by}, {tokens * size[1]:.3g} FLOPs, "
           f"{tokens / size[0]:.1f} tokens a parameter\n")
     head = ["precision", "GPUs", "tokens/s", "TFLOP/s each", "time", "GPU hours", "memory each"]
     form = "{:19}{:>5}{:>12}{:>14}{:>13}{:>11}{:>20}"
     print(form.format(*head) + ("       cost" if o.price else "") + "  speed from")
     notes = []
     for precision, gpus in itertools.product(o.precision or ["bf16", fp8], o.gpus):
-        cells, source, hours, said = row_of(records, precision, gpus, options, plan, tokens)
+        if given and batch % (micro * gpus):
+            cells, source, hours, said = [precision, str(gpus), *"-----"], "refused", 0, [
+                f"{gpus} GPUs: --global-batch-size {batch}: must be a multiple of "
+                f"--micro-batch-size {micro} x {gpus} ranks"]
+        else:
+            cells, source, hours, said = row_of(records, precision, gpus, options, plan,
+                                                tokens * (gpus if each else 1))
         cost = f"{hours * o.price:>11,.0f}" if o.price else ""
         print(form.format(*cells) + cost + "  " + source)
         notes += [note for note in said if note not in notes]
