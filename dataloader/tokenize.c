@@ -58,7 +58,8 @@ static size_t part_end(const unsigned char *text, size_t n) {
 typedef struct {
     const char *path;
     int file;
-    size_t bytes;
+    size_t begin, bytes;     // begin: after a byte-order mark, which is no part of the text
+    bool has_rows;           // it begins as rows of JSON do
     bool names_end, has_nul; // put_text has found the end-of-text token's name, or a NUL
 } Text;
 
@@ -154,16 +155,24 @@ static void publish_output(Output *out) {
 }
 
 static Text open_text(const char *path) {
+    static const char mark[] = "\xef\xbb\xbf", blank[] = " \t\r\n";
     Text text = {.path = path};
     text.file = file_open(path, &text.bytes);
     if (text.file < 0) { die("%s", error_text()); }
     if (text.bytes == 0) { die("%s: an empty file", path); }
-    int32_t magic = 0;
-    if (text.bytes >= sizeof(magic)) { read_text(&text, &magic, sizeof(magic), 0); }
+    char first[64] = "";
+    int32_t magic;
+    size_t n = text.bytes < sizeof(first) ? text.bytes : sizeof(first) - 1;
+    read_text(&text, first, n, 0);
+    memcpy(&magic, first, sizeof(magic));
     // a glob such as data/* also matches the outputs of an earlier run of this program
     if (magic == SHARD_MAGIC || magic == TOKENIZER_MAGIC) {
         die("%s: a shard or a tokenizer, no text; name the texts alone", path);
     }
+    text.begin = strncmp(first, mark, strlen(mark)) == 0 ? strlen(mark) : 0;
+    const char *row = first + text.begin;
+    row += strspn(row, " \t\r\n[");
+    text.has_rows = *row == '{' && row[1 + strspn(row + 1, blank)] == '"';
     return text;
 }
 
@@ -186,13 +195,18 @@ static size_t next_line(const Text *text, size_t at, size_t end) {
 static void tokenize_file(const char *path, Output *train, Output *valid) {
     Text text = open_text(path);
     // the validation text starts where a line does, unless this would leave less than half of it
-    size_t split = text.bytes - (size_t)((double)text.bytes * valid_fraction);
+    size_t split = text.bytes - (size_t)((double)(text.bytes - text.begin) * valid_fraction);
     split = next_line(&text, split, split + (text.bytes - split) / 2);
-    put_text(train, &text, 0, split);
+    put_text(train, &text, text.begin, split);
     if (split < text.bytes) { put_text(valid, &text, split, text.bytes); }
     if (text.has_nul) {
         warn("%s: it has NUL bytes, so it is no text in UTF-8, but packed, or UTF-16; unpack or "
              "convert it",
+             path);
+    }
+    if (text.has_rows) {
+        warn("%s: rows of JSON, which are trained on with their names and quotes; "
+             "scripts/prepare_data reads rows",
              path);
     }
     if (text.names_end) {

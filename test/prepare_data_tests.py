@@ -19,7 +19,7 @@ from unittest import mock
 import check
 import pyarrow
 import pyarrow.parquet
-from check import call, done, fails, lines, main, read, records, refused, run, write
+from check import call, done, fails, lines, main, read, records, refused, run, says, write
 from llm8 import environment, sources
 from llm8.prepare_data import main as prepare_data
 from llm8.rows import read_row
@@ -260,8 +260,12 @@ def test_the_c_tokenizer_agrees():
     text = "".join(sentences(2, 200)) + "\x00\xff end"
     write("one.txt", text.encode("latin-1", "replace"))  # not UTF-8, which bytes need not be
     write("two.txt", "x" * 4990 + "\n123456789")  # a line too far away to begin with it
-    run("tokenize", "--output-prefix", "c/one", "--valid-fraction", 0.1, "one.txt", "two.txt")
-    prepared("p", "one.txt", "two.txt", "--valid-fraction", 0.1, "--no-shuffle")
+    mark = "\ufeff"  # no part of a text
+    write("three.txt", mark + "one" + mark + "\n" + "two\n" * 99)
+    texts = ("one.txt", "two.txt", "three.txt")
+    run("tokenize", "--output-prefix", "c/one", "--valid-fraction", 0.1, *texts)
+    prepared("p", *texts, "--valid-fraction", 0.1, "--no-shuffle")
+    assert byte_documents("p", "train")[2].decode()[:5] == "one" + mark + "\n"
     assert manifest("p")["settings"]["split"] == "tails"
     assert read("p/train_00000.bin") == read("c/one_train.bin")
     assert read("p/val_00000.bin") == read("c/one_val.bin")
@@ -273,6 +277,14 @@ def test_the_c_tokenizer_agrees():
         assert read(f"p_line{cut}/val_00000.bin") == read("c/line_val.bin")
         valid, = byte_documents(f"p_line{cut}", "val")
         assert valid.decode() and not valid.decode().strip("€x"), valid
+
+
+def test_rows_in_text_files_are_warned_of():
+    write("rows.txt", " \n" + lines_of(TEXTS[:2]))
+    write("array.md", "\ufeff[\n" + lines_of(TEXTS[:2]))
+    write("code.jsonl", lines_of(['{"a": 1}']))  # a text that is JSON
+    err = prepared("as_text", "rows.txt", "array.md", "code.jsonl").err
+    says(err, "warning: 2 of 3 texts: they are rows of JSON")
 
 
 def test_the_order_is_the_seeds():
@@ -345,7 +357,7 @@ def test_other_splits_in_a_folder_are_named():
                        ("set/validation/0.jsonl", "valid"), ("latest/trained_eval.jsonl", "one"),
                        ("latest/contest.jsonl", "two"), ("my_test/set.train.jsonl", "three"),
                        ("my_test/set.txt", "four")):
-        write(path, lines([{"text": text}]))
+        write(path, text if path.endswith("t") else lines([{"text": text}]))
     said = "2 of 4 files are for tests or validation by their names, and are trained on"
     for name, words, expected in (
             ("all", ["set"], f"warning: {said} (set/data/test-00000-of-00001.jsonl)"),

@@ -24,6 +24,7 @@ prepare() {
     printf 'valid-data a.bin\nvalid-data b.bin\n' >twice.txt
     printf 'one\n<|endoftext|>\ntwo, which is longer\n' >named
     printf 'o\0n\0e\0' >utf16
+    printf '\xef\xbb\xbf[\n {"text": "one"},\n {"text": "two"}]\n' >rows
     mkdir -p taken/metrics.jsonl
     mkfifo pipe
 }
@@ -297,6 +298,7 @@ test_starts() {
 0|train --vocab-size 300|!far above
 0|tokenize --output-prefix e/named named|warning: named: it contains the end-of-text token's name
 0|tokenize --output-prefix e/utf16 utf16|warning: utf16: it has NUL bytes, so it is no text in UTF-8
+0|tokenize --output-prefix e/rows rows|warning: rows: rows of JSON, which are trained on with their names and quotes; scripts/prepare_data reads rows
 0|tokenize --output-prefix e/text text|!warning
 0|train --valid-data alone.bin|warning: --valid-data: alone.bin is also in --data
 0|train --valid-data d/x_val.bin|!is also in

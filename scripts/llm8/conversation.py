@@ -64,6 +64,8 @@ DOUBTS = {  # key: (what is counted, its description)
                    "each is one document; give its parts as rows, or as files"),
     "nuls": ("texts", "they have NUL bytes, so they are no text in UTF-8, but packed, or UTF-16; "
              "unpack or convert them"),
+    "rows": ("texts", "they are rows of JSON, and are trained on with their names and quotes; "
+             "name the files .jsonl or .json"),
     "halves": ("texts", HALVES),
     "halved": ("conversations", HALVES),
     "dropped": ("texts", "the tokenizer has no token for some of their characters, and leaves them "

@@ -61,6 +61,7 @@ DOCUMENT = numpy.dtype([("unit", "<i4"), ("offset", "<i8"), ("length", "<i8"), (
                         ("valid", "?"), ("chat", "?"), ("padding", "<i8")])
 # offset, length: in the unit's tokens; padding: how many tokens after the document fill its window
 REST = re.compile(rb"[\x80-\xbf]{0,3}")  # of a character of UTF-8 that is cut
+ROWS = re.compile(r'[\s[]*{\s*"')  # begins rows of JSON
 TRAIN_SPLIT, TEST_SPLIT = (re.compile(rf"(?<![a-z])({names})(?![a-z])", re.IGNORECASE)
                            for names in ("train", "test|valid|validation|val|dev|eval"))
 # no tokenizer here has a word across a line's end between two visible ASCII characters
@@ -177,6 +178,8 @@ def samples_of(unit, skip):
             Worker.doubts[doubt] += (mark.encode() if isinstance(held, bytes) else mark) in held
         Worker.doubts["halves"] += isinstance(held, str) and encodable(held) != held
         Worker.doubts["dropped"] += vocabulary.drops(held)
+        begin = held[:64].decode(errors="replace") if isinstance(held, bytes) else held[:64]
+        Worker.doubts["rows"] += unit.kind == "text" and bool(ROWS.match(begin))
         for text, valid in (split_tail(held, settings["valid_fraction"]) if tails
                             else [(held, unit.valid)]):
             ids = numpy.concatenate([numpy.array(part, dtype) for part in (

@@ -28,7 +28,8 @@ KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
 IN_FOLDERS = tuple(ending for ending, kind in KINDS.items() if kind != "json")
 LOST = "lost+found"  # a folder at the root of a disk, which only root can read
 UNIT_BYTES = 16 << 20
-BLANK = b" \t\r\n\xef\xbb\xbf"  # the blank bytes of a line; the last three are a byte-order mark
+MARK = b"\xef\xbb\xbf"  # a byte-order mark, which is no part of a text
+BLANK = b" \t\r\n" + MARK  # the blank bytes of a line
 
 
 class BadSource(Exception):
@@ -185,7 +186,7 @@ def read_texts(unit, raw):
             refuse_pointer(path)
             with open(path, "rb") as file:
                 content = file.read()
-            yield content if raw else content.decode("utf-8-sig")
+            yield content.removeprefix(MARK) if raw else content.decode("utf-8-sig")
         except BadSource as bad:
             yield bad
         except OSError as error:
