@@ -15,7 +15,7 @@
 #   DATA=DIR       prepared data [data/NAME]   OUT=DIR  checkpoints and metrics [run/NAME_PRECISION]
 #   PREPARE=1      prepare the data and leave       DRY=1    print the command and leave
 #   SMOKE=1        a tiny model on the CPU, in seconds, over a text of our own: does it work?
-# Arguments go to the trainer, after the recipe's.
+# Arguments go to the trainer, after the recipe's; --data and --valid-data in place of the recipe's.
 
 # What the recipes share: the programs, the data, one command for any launcher, and the restart loop. A
 # recipe sets name, data_set, tokenizer, model=() and training=(), perhaps data_files (of the set),
@@ -24,7 +24,7 @@
 set -u
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$scripts")
-data_options=() fp8_options=() choices=()
+data_options=() fp8_options=() choices=
 unset MAKEFLAGS MFLAGS # the jobs of a make that calls a recipe are not ours to share
 
 die() {
@@ -32,14 +32,16 @@ die() {
     exit 1
 }
 
-# Names each variable of the environment that is one of a recipe's but for a letter or the case.
+# Names each variable of the environment that is one of a recipe's but for a letter or the case. Another
+# letter makes a short name another word: DATE, CPUS.
 warn_of_near_misses() {
-    local known pattern at name
+    local known pattern at name other
     while read -r known; do
         if [[ -v $known ]]; then continue; fi
-        pattern=$known
+        pattern=$known other='.?'
+        if [[ ${#known} -lt 5 ]]; then other=; fi
         for ((at = 0; at < ${#known}; at++)); do # another or none there, one more, two swapped
-            pattern+="|${known:0:at}.?${known:at+1}|${known:0:at+1}.${known:at+1}"
+            pattern+="|${known:0:at}$other${known:at+1}|${known:0:at+1}.${known:at+1}"
             pattern+="|${known:0:at}${known:at+1:1}${known:at:1}${known:at+2}"
         done
         for name in $(compgen -e | grep -ixE "$pattern"); do
@@ -143,13 +145,12 @@ prepare_data() {
 }
 
 prepare_choices() { # the text that llm.c scores
-    choices=()
     if [[ $smoke != 1 && ! -e $data/hellaswag.bin ]]; then
         "$scripts/prepare_choices" hellaswag --context-field ctx --output "$data/hellaswag.bin" \
             --downloads "$root/data/downloads" --tokenizer "$data/tokenizer.json" ||
             echo "going on without HellaSwag"
     fi
-    if [[ -e $data/hellaswag.bin ]]; then choices=(--eval-choices "$data/hellaswag.bin"); fi
+    if [[ -e $data/hellaswag.bin ]]; then choices=$data/hellaswag.bin; fi
 }
 
 # Two blocks of bytes, six steps: every option of the recipe is still read. A start brings a model.
@@ -159,10 +160,20 @@ tiny_run=(--seq-length 64 --micro-batch-size 2 --global-batch-size 4 --train-ite
     --lr-warmup-iters 2 --eval-interval 3 --eval-iters 1 --save-interval 3 --sample-length 16
     --sample-interval 3 --log-interval 1)
 
+# add_shards ARGUMENTS: adds the recipe's data, unless the arguments name others: the trainer would warn
+# of a pattern that is given twice.
+add_shards() {
+    local row
+    for row in "data=$data/train_*.bin" "valid-data=$data/val_*.bin" \
+        ${choices:+"eval-choices=$choices"}; do
+        if [[ " $* " != *" --${row%%=*}"[\ =]* ]]; then options+=("--${row%%=*}" "${row#*=}"); fi
+    done
+}
+
 build_command() {
     local tiny=("${tiny_model[@]}")
-    options=("${model[@]}" "${training[@]}" "${numbers[@]}" --data "$data/train_*.bin"
-        --valid-data "$data/val_*.bin" "${choices[@]}")
+    options=("${model[@]}" "${training[@]}" "${numbers[@]}")
+    add_shards "$@"
     if [[ $smoke == 1 ]]; then
         if [[ " ${model[*]} " == *" llama"* ]]; then tiny+=(--num-query-groups 2); fi
         if [[ -n ${START:-} ]]; then tiny=(); fi

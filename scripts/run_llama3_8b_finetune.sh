@@ -3,7 +3,7 @@
 # the same data, and what scripts/compare finds between them.
 #   START=DIR CHAT=FILE scripts/run_llama3_8b_finetune.sh
 #       START: what   scripts/convert_hf import meta-llama/Llama-3.1-8B-Instruct --output DIR   made
-#       CHAT: rows of "messages", or of "prompt" and "completion", in .jsonl or .parquet
+#       CHAT: conversations in .jsonl, .json or .parquet, in any form of docs/data.md, "Rows"
 # On one GPU of 80 GB: 32,768 tokens a step, in sequences of 2,048, with the part of the optimizer's
 # state that does not fit in host memory. On several, 524,288 tokens a step in sequences of 4,096,
 # with ZeRO-1; of four each takes 4 sequences at a time, 8 times a step, in 64 GiB by --plan.

@@ -139,13 +139,16 @@ test_launchers_start_the_same_training() {
 0|dry llama3_8b|--recompute activations --optimizer-cpu-offload|!adam-dtype
 0|dry GPUS=1 START=s llama3_8b_finetune|compare --out /o --trainer|--micro-batch-size 2 --global-batch-size 16|--load s|--optimizer-cpu-offload|--adam-dtype 8bit|bf16:\ --bf16|fp8:\ --fp8-format|--gpus 1|!--save 
 0|dry GPUS=4 START=s llama3_8b_finetune|--micro-batch-size 4 --global-batch-size 128 |--recompute block|--seq-length 4096|--gpus 4|!adam-dtype
+0|env DRY=1 GPUS=1 "$root/scripts/run_llama_1b.sh" --data=a --eval-choices b|--data=a --eval-choices b |val_|!--data /
+0|env SMOKE=1 OUT=mine "$root/scripts/run_llama_1b.sh" --data data/tr*.bin --valid-data=data/v*.bin|step     6/6|!twice
 0|recipe llama_1b --help|PREPARE=1      prepare the data and leave|sbatch --nodes 2|!model=()|!recipe.sh
 ROWS
     env DRY=1 GPUS=8 SLURM_JOB_ID=7 "$root/scripts/run_llama_1b.sh" --lr 1 >log 2>&1
     grep -qE '^srun .*/train_gptcu .* --lr 1 ' log || fail "options are not handed on: $(<log)"
 }
 
-# One letter too many, too few, another, two swapped, or the case; not if the right one is set too.
+# One letter too many, too few, another, two swapped, or the case; not if the right one is set too, and
+# not a short word with another letter, which is a word of its own.
 test_mistyped_variables_are_named() {
     check_rows <<'ROWS'
 0|dry PRECISON=bf16 llama_1b|warning: PRECISON is not read; did you mean PRECISION?
@@ -154,6 +157,8 @@ test_mistyped_variables_are_named() {
 0|env -u GPUS DRY=1 GPU=1 "$root/scripts/run_llama_1b.sh"|GPU is not read; did you mean GPUS?
 0|dry CHATS=a llama3_8b_finetune|did you mean CHAT?
 0|dry PRECISION=bf16 llama_1b|!not read
+0|env -u DATA GPUS=1 DRY=1 DATE=a DAY=b CPUS=2 CHAR=c PUT=d "$root/scripts/run_llama3_8b_finetune.sh"|!not read
+0|env -u DATA GPUS=1 DRY=1 DATAS=a Data=b ADTA=c "$root/scripts/run_llama_1b.sh"|DATAS is not|Data is not|ADTA is not
 ROWS
 }
 
