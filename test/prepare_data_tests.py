@@ -369,6 +369,16 @@ def test_other_splits_in_a_folder_are_named():
         assert expected in err and bool(err) == bool(expected), (name, err)
 
 
+def test_a_data_sets_card_is_named():
+    """The README.md in the folder of rows is a text as any other."""
+    write("card/README.md", "about the set")
+    write("card/0.jsonl", lines_of(TEXTS[:9]))
+    for words, expected in ((["card"], True), (["card/0.jsonl"], False), (["texts"], False),
+                            (["card/README.md"], False)):
+        err = prepared(f"card_{len(words[0])}", *words).err
+        assert ("warning: card/README.md is trained on as a text" in err) == expected, err
+
+
 def test_small_sets_are_validated_too():
     """A tenth of a small set, by whole documents; a document that is most of it is trained on."""
     texts = sentences(7, 183)

@@ -571,9 +571,9 @@ def check_files(o):
     sources.expand(o.valid, "--valid")
 
 
-def warn_of_splits(files):
-    """Warns of files that are, by their names, splits of a data set for tests or validation, if
-    other files are its split for training: a folder often has them all."""
+def warn_of_sets(files):
+    """Warns of what the folder of a data set has besides its split for training, by the names of
+    the files: splits for tests or validation, and the README.md beside rows."""
     paths = list(map(os.path.abspath, files))
     names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
     held = [path for path, name in zip(files, names)
@@ -582,6 +582,9 @@ def warn_of_splits(files):
         warn(f"{len(held):,} of {many(len(files), 'file')} are for tests or validation by their "
              f"names, and are trained on ({held[0]}); name the others alone, and give --valid "
              "those to validate on")
+    cards = [path for path in files if os.path.basename(path).lower() == "readme.md"]
+    if cards and any(sources.kind_of(path) != "text" for path in files):
+        warn(f"{cards[0]} is trained on as a text, beside files of rows; name these alone")
 
 
 def find_files(o):
@@ -593,7 +596,7 @@ def find_files(o):
         train += paths
         valid += valid_paths
     files, others = sources.expand(train, "SOURCE")
-    warn_of_splits(files)
+    warn_of_sets(files)
     valid_files, valid_others = sources.expand(valid + o.valid, "--valid")
     if others + valid_others:
         print(f"left out: {many(others + valid_others, 'file')} of other kinds than "
