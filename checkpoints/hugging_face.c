@@ -210,6 +210,41 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout) {
     return true;
 }
 
+// Sets *zero to whether a tensor has only zeros. Of most tensors the first bytes tell.
+static bool find_zeros(const SafeTensors *st, const TensorEntry *e, bool *zero) {
+    enum { PIECE = 4096 };
+    char bytes[PIECE * sizeof(double)];
+    int64_t width = dtype_bytes(e->dtype), count = (e->end - e->begin) / width;
+    *zero = count > 0;
+    for (int64_t i = 0; *zero && i < count; i += PIECE) {
+        int64_t n = min64(PIECE, count - i);
+        if (!safetensors_read(st, e, i, n, bytes)) { return false; }
+        *zero = bytes[0] == 0 && memcmp(bytes, bytes + 1, (size_t)(n * width - 1)) == 0;
+    }
+    return true;
+}
+
+bool hf_warn_of_zeros(const SafeTensors *st, const ParamLayout *layout) {
+    FREED TensorEntry *tensors = NULL;
+    int zeros = 0, count = hf_tensors(layout, DTYPE_F32, NULL, &tensors);
+    const char *first = NULL;
+    char others[40] = " is";
+    for (const TensorEntry *t = tensors; t < tensors + count; t++) {
+        const TensorEntry *e = entry_of(st, t, layout->config.tied_head && t == tensors);
+        bool zero = false;
+        if (t->dims > 1 && e != NULL && !find_zeros(st, e, &zero)) { return false; }
+        if (zero && zeros++ == 0) { first = e->name; }
+    }
+    if (zeros > 1) {
+        snprintf(others, sizeof(others), " and %d other matri%s are", zeros - 1,
+                 zeros > 2 ? "ces" : "x");
+    }
+    if (zeros > 0) {
+        warn("%s: tensor '%s'%s all zeros: is the file damaged?", st->path, first, others);
+    }
+    return true;
+}
+
 // ---- config.json --------------------------------------------------------------------------------
 
 // Families of models, by their names in transformers. A model is exported as the first family that

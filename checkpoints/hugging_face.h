@@ -30,6 +30,9 @@ bool hf_read(const SafeTensors *st, const ParamLayout *layout, int64_t begin, in
 // Refuses a file with a tensor that the model lacks, such as a bias or a norm, because that tensor
 // would be left out.
 bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
+// Warns of matrices that have only zeros, as a download that was cut short may leave them. Biases
+// may be zeros. Returns false if the file cannot be read.
+bool hf_warn_of_zeros(const SafeTensors *st, const ParamLayout *layout);
 
 // Returns the text of config.json for weights of this dtype (see hf_tensors); the caller frees it.
 // start: the text of config.json of the model that the run started from, whose special tokens are

@@ -531,8 +531,9 @@ bool checkpoint_share(Checkpoint *c, const Group *group) {
 
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out) {
+    // the file is checked once: where begin is 0
     return open_weights(c) && hf_read(&c->model, layout, begin, end, out) &&
-           (begin > 0 || hf_knows_all(&c->model, layout)); // checked once: where begin is 0
+           (begin > 0 || (hf_knows_all(&c->model, layout) && hf_warn_of_zeros(&c->model, layout)));
 }
 
 bool checkpoint_list(const char *save) {

@@ -143,6 +143,22 @@ def test_ends_of_an_answer_go_along():
             assert (json.loads(read(path)) if os.path.exists(path) else {}) == (own or known), path
 
 
+def test_matrices_of_zeros_are_warned_of():
+    """As a download that was cut short leaves them; an embedding under the head's name, too.
+    Vectors may be zeros."""
+    for name, last in (("llama", "model.layers.1.mlp.down_proj.weight"),
+                       ("gpt2", "transformer.h.1.mlp.c_proj.weight")):
+        tensors = unpack(f"{name}_run/latest/model.safetensors")
+        matrices = [key for key, (_, shape, _) in tensors.items() if len(shape) == 2]
+        for zeros, words in ((tensors.keys() - matrices, None), ([last], f"{last}' is all zeros"),
+                             (tensors, f"' and {len(matrices) - 1} other matrices are all zeros")):
+            held = {key: (dtype, shape, bytes(len(data)) if key in zeros else data)
+                    for key, (dtype, shape, data) in tensors.items()}
+            said = run("train_gpt", "--load", model_folder("m", name, held), *DATA,
+                       "--train-iters", 1).err
+            assert words in said if words else "zeros" not in said, said
+
+
 def test_a_byte_order_mark_is_read():
     """One answer from both readers; and no file of a start or a checkpoint has it."""
     mark = b"\xef\xbb\xbf"
