@@ -160,13 +160,18 @@ tiny_run=(--seq-length 64 --micro-batch-size 2 --global-batch-size 4 --train-ite
     --lr-warmup-iters 2 --eval-interval 3 --eval-iters 1 --save-interval 3 --sample-length 16
     --sample-interval 3 --log-interval 1)
 
+# has NAME ARGUMENTS: whether the arguments have the option --NAME.
+has() {
+    [[ " ${*:2} " == *" --$1"[\ =]* ]]
+}
+
 # add_shards ARGUMENTS: adds the recipe's data, unless the arguments name others: the trainer would warn
 # of a pattern that is given twice.
 add_shards() {
     local row
     for row in "data=$data/train_*.bin" "valid-data=$data/val_*.bin" \
         ${choices:+"eval-choices=$choices"}; do
-        if [[ " $* " != *" --${row%%=*}"[\ =]* ]]; then options+=("--${row%%=*}" "${row#*=}"); fi
+        has "${row%%=*}" "$@" || options+=("--${row%%=*}" "${row#*=}")
     done
 }
 
@@ -214,8 +219,11 @@ recipe() {
     fi
     alone
     build "$@"
-    prepare_data
-    prepare_choices
+    # if all data are the user's, none are prepared
+    if [[ $smoke == 1 ]] || ! has data "$@" || ! has valid-data "$@"; then
+        prepare_data
+        prepare_choices
+    fi
     exec 9>&-
     if [[ ${PREPARE:-0} == 1 ]]; then return; fi
     build_command "$@"

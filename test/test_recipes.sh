@@ -176,6 +176,8 @@ test_the_estimate_has_the_head_of_the_run() {
 0|env GPUS=2 tree/scripts/run_gpt2_124m.sh --lr 1|estimate --gpus 2 --model gpt2-124m | --fp8-lm-head --lr 1|restart.sh 
 0|env GPUS=2 tree/scripts/run_llama_1b.sh|estimate --gpus 2 --model llama-1b |!lm-head
 1|env GPUS=3 tree/scripts/run_llama_1b.sh --lr 1|error: no|!prepare_data
+0|env -u DATA GPUS=2 tree/scripts/run_llama_1b.sh --data mine|prepare_data fineweb-edu|prepare_choices
+0|env -u DATA GPUS=2 tree/scripts/run_llama_1b.sh --data mine --valid-data=v|--data mine --valid-data=v|!prepare_
 ROWS
 }
 
