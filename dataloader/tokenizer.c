@@ -179,7 +179,7 @@ char *tokenizer_config_json(void) {
     return strdup_or_die(
         "{\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"bos_token\":\"" END_OF_TEXT
         "\",\"eos_token\":\"" END_OF_TEXT "\",\"add_bos_token\":false,"
-        "\"model_max_length\":1073741824,"
+        "\"model_max_length\":1073741824,\"model_input_names\":[\"input_ids\",\"attention_mask\"],"
         "\"clean_up_tokenization_spaces\":false}\n");
 }
 

@@ -102,7 +102,8 @@ def test_tokenizers_come_by_name():
              "--valid-fraction", 0, "a.txt")
         assert stream(f"{name}.out", "train") == [1, 0]
         assert manifest(f"{name}.out")["settings"]["tokenizer"] == "gpt2"
-        assert json.loads(read(f"{name}.out/tokenizer_config.json")) == {"eos_token": "<eos>"}
+        assert json.loads(read(f"{name}.out/tokenizer_config.json")) == {
+            "eos_token": "<eos>", "model_input_names": ["input_ids", "attention_mask"]}
 
 
 def test_damage_is_noticed():

@@ -106,6 +106,9 @@ class Vocabulary:
                 "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": self.end_of_text_name,
                 "eos_token": self.end_of_text_name, "model_max_length": 1 << 30,
                 "add_bos_token": False, "clean_up_tokenization_spaces": False} | self.configured
+        # without this, transformers 4 may add token_type_ids: GPT-2 would add their embedding to
+        # each token's, and other models refuse them
+        self.configured = {"model_input_names": ["input_ids", "attention_mask"]} | self.configured
 
     def find_ends(self, wanted):
         """Finds the tokens that end and begin a text. wanted: the text of the end that the user
