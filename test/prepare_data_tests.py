@@ -206,7 +206,7 @@ def test_rows_are_read_in_every_form():
             ({"problem": "a", "solution": "b", "answer": "c"}, "'answer' and 'solution'"),
             ({"question": "a", "query": "b", "answer": "c"}, "'question' and 'query'"),
             ({"question": "a", "context": ["i"], "answer": "b"}, "context is no text"),
-            ({"question": None, "answer": "b"}, "its question or input"),
+            ({"question": None, "answer": "b", "response": None}, "its question or input"),
             ({"title": "a", "answer": "b"}, "'text'", "question", "title, answer")):
         try:
             read = read_row(row, "", Counter())

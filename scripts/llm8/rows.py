@@ -88,8 +88,8 @@ def read_row(row, wanted, unread):
     if needed == ("text",) and "content" in held:
         raise ValueError("both 'text' and 'content'; name the field to read (--text-field)")
     for group in (QUESTIONS, ANSWERS) if needed in TURNS and needed not in PUBLISHED else ():
-        found = [name for name in group if name in needed or
-                 name in held and name not in FORMS[needed]]
+        found = [name for name in group if row.get(name) is not None and
+                 (name in needed or name in held and name not in FORMS[needed])]
         if len(found) > 1:
             raise ValueError(f"{' and '.join(map(repr, found))}: it is not clear which to read; "
                              "leave out the others")
