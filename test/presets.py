@@ -94,7 +94,7 @@ def main():
                       "machine": {"gpu": run.start["device"].split(",")[0]},
                       "commit": os.environ.get("COMMIT"),
                       "command": shlex.join([os.path.basename(given.trainer), *command[1:]]),
-                      "lr": float(run.option("lr")), "skipped": skipped,
+                      "lr": round(float(run.option("lr")), 9), "skipped": skipped,
                       "losses": [round(loss, 4) for loss in losses],
                       "norms": [round(norm, 2) for norm in norms]}
             with open(given.results, "a", encoding="utf-8") as file:

@@ -298,6 +298,9 @@ def judge_time(found, limits):
                       float(series.positions(run, "seconds", run.last_step))
                       for run, time in zip(pair, reached)])
     note = f"seconds of steps to {mean(targets):.4f}, the baseline's last validation loss"
+    if missed == len(times):
+        return Judgement(what, FAIL if limit else OPEN, mean([theirs for _, theirs in times]),
+                         limit=limit, note=f"{note}; no pair gets there", pairs=len(times))
     if missed:
         note += (f"; {missed} of {len(times)} pairs miss it, and count with the whole time of "
                  "their runs: it takes longer than shown")

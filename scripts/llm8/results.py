@@ -192,8 +192,9 @@ def steps(records, rows, without=OF_STATE):
     machines = listed(f"{r['gpu']} (" + ", ".join(
         f"{name} {r['machine'][key]}" for key, name in versions.items() if r["machine"][key]) + ")"
         for r in ours)
+    counts = sorted({r["steps"] for r in ours})
     return table(head, [[COLUMNS[title](r, records) for title in head] for r in rows], (0, 1)) + (
-        f"\nMedians of {listed(str(r['steps']) for r in ours)} steps on {machines}; "
+        f"\nMedians of {' to '.join(map(str, counts[:1] + counts[1:][-1:]))} steps on {machines}; "
         f"{listed(r['date'][:10] for r in ours)}; commit {listed(r['commit'] for r in ours)}.\n")
 
 
@@ -287,8 +288,8 @@ def number(records):
     rates = {name_of(r): r["tokens_per_s"] for r in rows if "program" not in r}
     peer = max((r for r in rows if "program" in r), key=lambda r: r["tokens_per_s"], default=None)
     best = rates[FRONT[-1]]
-    said = (f"**{MODELS[LEAST[0]]} trains at {best:,.0f} tokens/s on one {rows[-1]['gpu']} in FP8, "
-            f"{best / rates['BF16']:.2f} times as fast as in BF16.**")
+    said = (f"**{MODELS[LEAST[0]]} trains at {best:,.0f} tokens/s on one {rows[-1]['gpu']} in FP8 "
+            f"with an FP8 head, {best / rates['BF16']:.2f} times as fast as in BF16.**")
     if peer:
         where = "timed right beside it" if peer["commit"] == rows[-1]["commit"] else \
             "timed on another such card"
@@ -303,7 +304,7 @@ def job(records):
             key=lambda r: (r["date"][:10], r["tokens_per_s"]), default=None)
     return r and (
         f"**Llama 3 8B trains at {r['tokens_per_s']:,.0f} tokens/s on {r['gpus']} {r['gpu']}s in "
-        f"FP8, {records.beside_bf16(r):.2f} times as fast as in BF16**: "
+        f"FP8 with an FP8 head, {records.beside_bf16(r):.2f} times as fast as in BF16**: "
         f"{r['micro_batch']} x {r['seq_length']:,} tokens a GPU, accumulated to "
         f"{r['global_batch'] * r['seq_length']:,} a step, with recomputation and ZeRO-1, in "
         f"{math.ceil(r['peak_memory_gib'])} GiB a GPU.\n") or ""
@@ -317,8 +318,8 @@ def card(records):
     return r and (
         f"Llama 3 8B can be fully fine-tuned on one 80 GB GPU, in "
         f"{math.ceil(r['peak_memory_gib'])} GiB, with {r['host_memory_gib']:.0f} GiB of "
-        f"optimizer state in host memory: {r['tokens_per_s']:,.0f} tokens/s in FP8, "
-        f"{records.beside_bf16(r):.2f} times as fast as in BF16, at "
+        f"optimizer state in host memory: {r['tokens_per_s']:,.0f} tokens/s in FP8 with an "
+        f"FP8 head, {records.beside_bf16(r):.2f} times as fast as in BF16, at "
         f"{r['global_batch'] * r['seq_length']:,} tokens a step (measured on one {r['gpu']}).\n"
     ) or ""
 
