@@ -34,11 +34,10 @@ static void yield(const Options *o, const char *name, int *value, bool fits) {
 }
 
 // Returns the default --init-method-std of a model with C channels, to four decimals. Narrow models
-// diverge with GPT-2's 0.02. The loss of wide models rises before it falls, unless they have the
-// smaller weights of SmallInit (Nguyen and Salazar, "Transformers without Tears", 2019).
+// diverge with GPT-2's 0.02, and the loss of Llama 3 8B (4096 channels) rises before it falls
+// (docs/benchmarks.md has measurements).
 static double std_of_width(int C) {
-    double small_init = sqrt(2.0 / (5.0 * C));
-    return round(1e4 * fmin(0.06, fmax(15.36 / C, fmin(0.02, small_init)))) / 1e4;
+    return round(1e4 * fmin(0.06, fmax(15.36 / C, fmin(0.02, 40.96 / C)))) / 1e4;
 }
 
 // Returns the default --lr of AdamW in a model with C channels. About as in GPT-3 (Brown et al.,

@@ -55,7 +55,7 @@ INT("rope-original-length", rope_original_length, "8192", 1, 1 << 30,
     "llama3: the sequence length before scaling", NEEDS("rope-scaling"))
 REAL("init-method-std", init_method_std, "0", 0, 10,
     "standard deviation of the initial weights; 0: 15.36/C up to 768 channels (at most 0.06), then "
-    "0.02, from 1000 channels sqrt(0.4/C)",
+    "0.02, from 2048 channels 40.96/C",
     START)
 REAL("logit-softcap", logit_softcap, "0", 0, 1e6,
     "logits become cap * tanh(logit / cap), as Gemma 2 caps them; 0: no cap")
