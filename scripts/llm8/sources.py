@@ -192,8 +192,10 @@ def read_texts(unit, raw):
         except OSError as error:
             yield BadSource(f"{path}: {error.strerror}; make it readable")
         except UnicodeDecodeError as error:
-            yield BadSource(f"{path}: not UTF-8 at byte {error.start}; convert it (iconv -f latin1 "
-                            "-t utf-8)")
+            # Windows' cp1252 has latin1's letters, and quotes where latin1 has control characters
+            encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "cp1252"
+            yield BadSource(f"{path}: not UTF-8 at byte {error.start}; convert it (iconv -f "
+                            f"{encoding} -t utf-8)")
 
 
 def open_lines(path):
