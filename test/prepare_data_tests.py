@@ -311,8 +311,11 @@ def test_the_order_is_the_seeds():
 
 
 def test_the_split_follows_the_text():
+    write("all.jsonl", lines_of(TEXTS))
     write("twice.jsonl", lines_of(TEXTS + TEXTS))
-    prepared("twice", "twice.jsonl", "--valid-fraction", 0.3)
+    said = "note: 210 of 420 train documents are copies of others"
+    says(prepared("twice", "twice.jsonl", "--valid-fraction", 0.3).out, said)
+    says(prepared("once", "all.jsonl", "--valid-fraction", 0.3).out, "!are copies")
     train, valid = byte_documents("twice", "train"), byte_documents("twice", "val")
     assert not set(train) & set(valid), "the same text is on both sides"
     assert 0.2 < len(valid) / 600 < 0.4

@@ -418,11 +418,15 @@ def prepare(o, settings, units, vocabulary):
                  for index, part in enumerate(cut_shards(rows, settings["shard_tokens"], window))]
         rows = run_all(pool, write_shard, tasks, "shards")
     warn_of_losses(unread, vocabulary, ChatTemplate(vocabulary) if window > 1 else None)
+    train = splits["train"]
+    copies = len(train) - len(numpy.unique(train["hash"] ^ shards.mixed(
+        train["length"])))  # the texts of one conversation have one hash, and other lengths
     in_both = numpy.isin(splits["val"]["hash"], splits["train"]["hash"])
     manifest = {
         "format": "llm8.c prepared data", "vocabulary": vocabulary.size,
         "end_of_text": vocabulary.end_of_text, "window": window, "documents": len(documents),
         "tokens": int(documents["length"].sum()), "validation_in_training": int(in_both.sum()),
+        "copies": copies,
         "skipped": len(skipped), "first_skipped": skipped[:20], "unread": unread,
         "warnings": list(warnings_of(doubts)),
         "longer_than_window": {split: int((held["length"] > window).sum()) if window > 1 else 0
@@ -698,6 +702,9 @@ def report(output, manifest, vocabulary):
     if manifest["validation_in_training"]:
         print(f"note: {manifest['validation_in_training']:,} of {documents['val']:,} documents for "
               "validation are trained on too: their loss says nothing of other text")
+    if manifest["copies"]:
+        print(f"note: {manifest['copies']:,} of {documents['train']:,} train documents are copies "
+              "of others, each as good as one more epoch of it")
     cut = [f"{count:,} of {documents[split]:,} {split} documents"
            for split, count in manifest["longer_than_window"].items() if count]
     if cut:
