@@ -13,18 +13,19 @@
 #   LAUNCH=        self [the trainer starts its ranks], slurm [the default in a job], torchrun
 #   TORCHRUN=      options for torchrun, as --nnodes 2 --rdzv-endpoint host:29500 [--standalone]
 #   DATA=DIR       prepared data [data/NAME]   OUT=DIR  checkpoints and metrics [run/NAME_PRECISION]
-#   PREPARE=1      prepare the data and leave       DRY=1    print the command and leave
+#   PREPARE=1      prepare the data and exit        DRY=1    print the command and exit
 #   SMOKE=1        a tiny model on the CPU, in seconds, over a text of our own: does it work?
 # Arguments go to the trainer, after the recipe's; --data and --valid-data in place of the recipe's.
+# The global batch is the recipe's on any GPUs that can share it evenly.
 
 # What the recipes share: the programs, the data, one command for any launcher, and the restart loop. A
 # recipe sets name, data_set, tokenizer, model=() and training=(), perhaps data_files (of the set),
-# data_options=() of scripts/prepare_data, fp8_options=() of the run in FP8, default_precision and
-# adapt() (once the GPUs are counted), then calls recipe "$@".
+# data_options=() of scripts/prepare_data, default_precision and adapt() (once the GPUs are counted),
+# then calls recipe "$@".
 set -u
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$scripts")
-data_options=() fp8_options=() choices=
+data_options=() choices=
 unset MAKEFLAGS MFLAGS # the jobs of a make that calls a recipe are not ours to share
 
 die() {
@@ -55,7 +56,7 @@ check_environment() {
     launch=${LAUNCH:-}
     if [[ -z $launch && -n ${SLURM_JOB_ID:-} && $precision != both ]]; then launch=slurm; fi
     launch=${launch:-self}
-    bf16=(--bf16) fp8=(--fp8-format hybrid --fp8-recipe delayed "${fp8_options[@]}")
+    bf16=(--bf16) fp8=(--fp8-format hybrid --fp8-recipe delayed --fp8-lm-head)
     case $precision in
     bf16) numbers=("${bf16[@]}") ;;
     fp8) numbers=("${fp8[@]}") ;;
@@ -83,6 +84,47 @@ check_environment() {
         data=${DATA:-$root/run/smoke/data} out=${OUT:-$root/run/smoke/${name}_$precision}
     fi
     if declare -F adapt >/dev/null; then adapt; fi
+    count_nodes
+    if [[ $smoke != 1 && ${PREPARE:-0} != 1 ]]; then share_batch "$@"; fi
+}
+
+count_nodes() {
+    nodes=1
+    case $launch in
+    self) nodes=${NNODES:-1} ;;
+    slurm) nodes=${SLURM_NNODES:-1} ;;
+    torchrun) # --nnodes N or LEAST:MOST
+        if [[ ${TORCHRUN:-} =~ --nnodes[=\ ]([0-9]+:)?([0-9]+) ]]; then nodes=${BASH_REMATCH[2]}; fi
+        ;;
+    esac
+    [[ $nodes =~ ^[1-9][0-9]*$ ]] || die "NNODES=$nodes: must be a whole number from 1 on"
+    ranks=$((nodes * gpus))
+}
+
+# Makes the recipe's micro-batch smaller where the ranks' shares of the global batch need it. Where no
+# size does, or the user's own does not, no data are prepared.
+share_batch() {
+    local global micro fewer more at
+    global=$(value_of global-batch-size "${training[@]}" "$@")
+    micro=$(value_of micro-batch-size "${training[@]}" "$@")
+    [[ $global =~ ^[1-9][0-9]*$ && $micro =~ ^[1-9][0-9]*$ ]] || return 0 # the trainer says why not
+    if ((global % ranks)); then
+        fewer=$((ranks - 1)) more=$((ranks + 1))
+        while ((global % fewer)); do fewer=$((fewer - 1)); done
+        while ((more < global && global % more)); do more=$((more + 1)); done
+        if ((more <= global)); then fewer+=" or $more"; fi
+        die "--global-batch-size $global: $ranks GPUs cannot share it evenly; $fewer can"
+    fi
+    if has micro-batch-size "$@"; then
+        ((global % (micro * ranks) == 0)) || die "--global-batch-size $global: must be a multiple" \
+            "of --micro-batch-size $micro x $ranks GPUs"
+    fi
+    if ((global % (micro * ranks) == 0)); then return; fi
+    while ((global % (micro * ranks))); do micro=$((micro - 1)); done
+    echo "note: --micro-batch-size $micro, for $ranks GPUs" >&2
+    for at in "${!training[@]}"; do
+        if [[ ${training[at]} == --micro-batch-size ]]; then training[at + 1]=$micro; fi
+    done
 }
 
 # Of a recipe that is called on several nodes one builds and prepares; the others wait here, and find
@@ -92,20 +134,27 @@ alone() {
         echo "going on without a lock: nothing keeps another recipe out"
 }
 
-# What is built must be this tree's. The trainer reads all options before data are prepared and the
-# restart loop begins, which takes every failure for one that may pass.
+# What is built must be this tree's. The trainer reads all options before data are prepared.
 build() {
-    local why asks=--plan
     if [[ $smoke == 1 ]]; then
-        asks=--version # its tokenizer is not there yet
         make -s -C "$root" train_gpt tokenize make_corpus || die "the build failed"
-    elif [[ ${PREPARE:-0} == 1 ]]; then
-        return
-    else
+        check_options --version "$@" # its tokenizer is not there yet
+    elif [[ ${PREPARE:-0} != 1 ]]; then
         make -s -C "$root" train_gpt train_gptcu || die "the build failed"
+        check_options --plan "$@"
     fi
-    build_command "$@"
-    why=$("$trainer" "${options[@]}" "$@" "$asks" 2>&1 >/dev/null) || {
+}
+
+# check_options ACTION ARGUMENTS: has the trainer read all options, before the restart loop begins, which
+# takes every failure for one that may pass.
+check_options() {
+    local why
+    build_command "${@:2}"
+    if [[ $launch != self ]]; then # the ranks that the launcher will start
+        local -x NNODES=$nodes NODE_RANK=0 MASTER_ADDR=localhost MASTER_PORT=29500
+        options+=(--gpus "$gpus")
+    fi
+    why=$("$trainer" "${options[@]}" "${@:2}" "$1" 2>&1 >/dev/null) || {
         echo "$why" >&2
         exit 1
     }
@@ -165,6 +214,11 @@ has() {
     [[ " ${*:2} " == *" --$1"[\ =]* ]]
 }
 
+# value_of NAME ARGUMENTS: the last value of the option --NAME.
+value_of() {
+    if [[ " ${*:2}" =~ .*\ --$1[\ =]([^\ ]+) ]]; then echo "${BASH_REMATCH[1]}"; fi
+}
+
 # add_shards ARGUMENTS: adds the recipe's data, unless the arguments name others: the trainer would warn
 # of a pattern that is given twice.
 add_shards() {
@@ -210,7 +264,7 @@ recipe() {
         exit
     fi
     warn_of_near_misses
-    check_environment
+    check_environment "$@"
     if [[ ${DRY:-0} == 1 ]]; then
         build_command "$@"
         printf '%q ' "${command[@]}"
@@ -226,10 +280,11 @@ recipe() {
     fi
     exec 9>&-
     if [[ ${PREPARE:-0} == 1 ]]; then return; fi
+    if [[ $smoke == 1 ]]; then check_options --plan "$@"; fi
     build_command "$@"
     if [[ $smoke != 1 ]]; then
-        "$scripts/estimate" --gpus "$gpus" "${model[@]}" "${training[@]}" "${fp8_options[@]}" \
-            "$@" || echo "going on without an estimate"
+        "$scripts/estimate" --gpus "$ranks" "${model[@]}" "${training[@]}" --fp8-lm-head "$@" ||
+            echo "going on without an estimate"
     fi
     exec "${command[@]}"
 }

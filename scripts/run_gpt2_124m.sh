@@ -13,7 +13,6 @@ name=gpt2_124m
 data_set=fineweb
 tokenizer=gpt2
 model=(--model gpt2-124m)
-fp8_options=(--fp8-lm-head)
 training=(
     --micro-batch-size 64 --global-batch-size 512 --train-iters 19073 # 524,288 tokens a step
     --optimizer muon --lr 2.8e-3 --lr-warmup-iters 700 --weight-decay 0.1 --clip-grad 1.0

@@ -128,7 +128,7 @@ copied() {
 
 test_launchers_start_the_same_training() {
     check_rows <<'ROWS'
-0|dry llama_1b|/train_gptcu --model llama-1b |--gpus 8 |--fp8-format hybrid|--save /o
+0|dry llama_1b|/train_gptcu --model llama-1b |--gpus 8 |--fp8-format hybrid|--fp8-lm-head|--save /o
 0|dry GPUS=0 llama_1b|--gpus 1 |!--gpus 0
 0|dry PRECISION=bf16 llama_1b| --bf16 |!fp8
 0|dry LAUNCH=torchrun llama_1b|torchrun --standalone --nproc-per-node 8 --no-python |/train_gptcu |!--gpus
@@ -137,14 +137,34 @@ test_launchers_start_the_same_training() {
 0|dry SLURM_JOB_ID=7 llama_1b|srun --ntasks-per-node 8 |/restart.sh |/train_gptcu 
 0|dry GPUS=1 llama3_8b|--recompute activations --optimizer-cpu-offload --adam-dtype bf16
 0|dry llama3_8b|--recompute activations --optimizer-cpu-offload|!adam-dtype
-0|dry GPUS=1 START=s llama3_8b_finetune|compare --out /o --trainer|--micro-batch-size 2 --global-batch-size 16|--load s|--optimizer-cpu-offload|--adam-dtype 8bit|bf16:\ --bf16|fp8:\ --fp8-format|--gpus 1|!--save 
+0|dry GPUS=1 START=s llama3_8b_finetune|compare --out /o --trainer|--micro-batch-size 2 --global-batch-size 16|--load s|--optimizer-cpu-offload|--adam-dtype 8bit|bf16:\ --bf16|fp8:\ --fp8-format|--fp8-lm-head|--gpus 1|!--save 
 0|dry GPUS=4 START=s llama3_8b_finetune|--micro-batch-size 4 --global-batch-size 128 |--recompute block|--seq-length 4096|--gpus 4|!adam-dtype
 0|env DRY=1 GPUS=1 "$root/scripts/run_llama_1b.sh" --data=a --eval-choices b|--data=a --eval-choices b |val_|!--data /
 0|env SMOKE=1 OUT=mine "$root/scripts/run_llama_1b.sh" --data data/tr*.bin --valid-data=data/v*.bin|step     6/6|!twice
-0|recipe llama_1b --help|PREPARE=1      prepare the data and leave|sbatch --nodes 2|!model=()|!recipe.sh
+0|recipe llama_1b --help|PREPARE=1      prepare the data and exit|sbatch --nodes 2|!model=()|!recipe.sh
 ROWS
     env DRY=1 GPUS=8 SLURM_JOB_ID=7 "$root/scripts/run_llama_1b.sh" --lr 1 >log 2>&1
     grep -qE '^srun .*/train_gptcu .* --lr 1 ' log || fail "options are not handed on: $(<log)"
+}
+
+# A recipe's micro-batch becomes smaller where the GPUs of all machines need it; a user's own stays, and
+# GPUs that cannot share the batch are refused.
+test_any_launcher_shares_the_batch() {
+    check_rows <<'ROWS'
+0|dry gpt2_124m|--micro-batch-size 64 --global-batch-size 512 |!note:
+0|dry SLURM_JOB_ID=7 SLURM_NNODES=2 gpt2_124m|note: --micro-batch-size 32|--micro-batch-size 32 --global-batch-size 512 |!--micro-batch-size 64
+0|dry LAUNCH=torchrun TORCHRUN='--nnodes 4 --rdzv-endpoint a:1' gpt2_124m|--micro-batch-size 16 --global
+0|dry LAUNCH=torchrun TORCHRUN=--nnodes=1:2 gpt2_124m|--micro-batch-size 32 --global
+0|dry NNODES=16 gpt2_1558m|--micro-batch-size 8 --global-batch-size 1024
+0|env DRY=1 GPUS=12 "$root/scripts/run_gpt2_124m.sh" --global-batch-size 600|--micro-batch-size 50 --global
+0|dry GPUS=64 START=s llama3_8b_finetune|--micro-batch-size 2 --global-batch-size 128
+1|dry GPUS=3 gpt2_124m|error: --global-batch-size 512: 3 GPUs cannot share it evenly; 2 or 4 can
+1|dry SLURM_JOB_ID=7 SLURM_NNODES=3 gpt2_124m|24 GPUs cannot share it evenly; 16 or 32 can
+1|dry GPUS=1024 gpt2_124m|1024 GPUs cannot share it evenly; 512 can
+1|env DRY=1 GPUS=16 "$root/scripts/run_gpt2_124m.sh" --micro-batch-size=64|error: --global-batch-size 512: must be a multiple of --micro-batch-size 64 x 16 GPUs
+1|env GPUS=3 DATA=unmade "$root/scripts/run_gpt2_124m.sh"|3 GPUs cannot share
+ROWS
+    [[ ! -e unmade ]] || fail "$(ls unmade)"
 }
 
 # One letter too many, too few, another, two swapped, or the case; not if the right one is set too, and
@@ -171,11 +191,14 @@ test_the_estimate_has_the_head_of_the_run() {
     for name in train_gptcu scripts/{prepare_data,prepare_choices,estimate,compare,restart.sh}; do
         printf '#!/bin/sh\necho "${0##*/} $*"\n' >"tree/$name" && chmod +x "tree/$name"
     done
-    echo 'case " $*" in *" --gpus 3 "*--lr\ 1\ --plan) echo "error: no" >&2; exit 1; esac' >>tree/train_gptcu
+    echo 'case "$NNODES $*" in " "*" --gpus 4 "*"--lr 1 --plan" | "2 "*" --gpus 4 "*--plan)' \
+        'echo "error: no" >&2; exit 1; esac' >>tree/train_gptcu
     check_rows <<'ROWS'
 0|env GPUS=2 tree/scripts/run_gpt2_124m.sh --lr 1|estimate --gpus 2 --model gpt2-124m | --fp8-lm-head --lr 1|restart.sh 
-0|env GPUS=2 tree/scripts/run_llama_1b.sh|estimate --gpus 2 --model llama-1b |!lm-head
-1|env GPUS=3 tree/scripts/run_llama_1b.sh --lr 1|error: no|!prepare_data
+0|env GPUS=2 tree/scripts/run_llama_1b.sh|estimate --gpus 2 --model llama-1b | --fp8-lm-head
+1|env GPUS=4 tree/scripts/run_llama_1b.sh --lr 1|error: no|!prepare_data
+1|env GPUS=4 SLURM_JOB_ID=7 SLURM_NNODES=2 tree/scripts/run_llama_1b.sh|error: no|!prepare_data
+0|env GPUS=2 LAUNCH=torchrun TORCHRUN=--nnodes=2 tree/scripts/run_llama_1b.sh|estimate --gpus 4 --model llama-1b
 0|env -u DATA GPUS=2 tree/scripts/run_llama_1b.sh --data mine|prepare_data fineweb-edu|prepare_choices
 0|env -u DATA GPUS=2 tree/scripts/run_llama_1b.sh --data mine --valid-data=v|--data mine --valid-data=v|!prepare_
 ROWS
@@ -190,6 +213,7 @@ test_wrong_settings_are_refused() {
 1|env GPUS=0 "$root/scripts/run_gpt2_124m.sh"|no GPU here|SMOKE=1
 1|env DATA=unmade SMOKE=1 "$root/scripts/run_gpt2_124m.sh" --lrr 1|error: unknown option --lrr
 1|env DATA=unmade SMOKE=1 "$root/scripts/run_gpt2_124m.sh" --lr x|error: --lr x: must be
+1|env SMOKE=1 "$root/scripts/run_gpt2_124m.sh" --micro-batch-size 3|error: --global-batch-size 4: must be|!restart
 1|env GPUS=1 "$root/scripts/run_llama3_8b_finetune.sh"|START=DIR is missing
 1|env -u DATA GPUS=1 START=s "$root/scripts/run_llama3_8b_finetune.sh"|CHAT=FILE is missing
 1|env LAUNCH=torchrun GPUS=1 START=s CHAT=c "$root/scripts/run_llama3_8b_finetune.sh"|LAUNCH=torchrun: not with PRECISION=both
