@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs a training command until it is done, from its newest checkpoint after every failure:
 #   scripts/restart.sh [--failures N] [--pause SECONDS] ./train_gptcu --gpus 8 --save DIR ...
-# The command needs --save DIR; --resume latest is added to it. In place of --resume PATH it comes
-# once another checkpoint is the newest in DIR. As soon as a run has read PATH, that one is: DIR then
-# has a link to it, or what was newer is set aside.
+# The command needs --save DIR; --resume latest is added to it. A given --resume PATH is used until a
+# run has read PATH, which is then the newest checkpoint of DIR; from then on --resume latest
+# replaces it.
 #
 # It goes on after a crash, a lost rank or a kill, and gives up when N runs in a row (3) have failed
 # with no new checkpoint between them; it does not start again what is done (0), was asked to end

@@ -100,8 +100,8 @@ def main():
     ours, options = split_words(sys.argv[1:])
     p = Parser(prog="scripts/chat", unknown="; those of the trainer go behind --, and a "
                "message that begins with - through standard input (MESSAGE -)",
-               description="Prints what a model answers to a message; without one, to each line "
-                           "in turn, after all lines and answers before it, until /exit. Options "
+               description="Prints what a model answers to MESSAGE; without MESSAGE, answers each "
+                           "input line in the context of the earlier turns, until /exit. Options "
                            "for the trainer go behind --.")
     p.add_argument("model", metavar="DIR", help="a checkpoint, or a start of convert_hf")
     p.add_argument("message", metavar="MESSAGE", nargs="?",

@@ -1,10 +1,10 @@
-"""Looks a run over by its metrics.jsonl: how it ended, its losses, where FP8 is on and what it
+"""Checks a run from its metrics.jsonl: how it ended, its losses, where FP8 is on and what it
 lost, its resumes, and what makes it slow.
 
   scripts/doctor run/fp8
 
 Each line is `ok`, a `note` (it could be better), or `WRONG`, with what to do. Exit status: 0
-nothing is wrong, 1 something is, 2 it could not be looked at.
+nothing is wrong, 1 something is, 2 it could not be checked.
 """
 
 import collections
@@ -303,7 +303,7 @@ def changes(before, after):
         return wrong("resume", f"{where} the data come in another order from there on: "
                      f"{', '.join(text)}",
                      "resume from that step again, without the changed options, over the same "
-                     "shards; or see it as a new run (--load)")
+                     "shards; or treat it as a new run (--load)")
     old, new = map(metrics.ranks_of, (before, after))
     if old != new:
         where += f", on {many(new, 'rank')} instead of {old}"

@@ -556,7 +556,7 @@ def parser():
                    type=number(int, 0, sys.maxsize, "a whole number from 0 on"),
                    help="only the first N files of a known set [0: all]")
     p.add_argument("--check", metavar="DIR",
-                   help="check the shards there against their manifest, and leave")
+                   help="check the shards there against their manifest, and exit")
     return p
 
 
