@@ -12,6 +12,16 @@
 
 // ---- files of numbers ---------------------------------------------------------------------------
 
+// Reads a file's header; that of llm.c's shards of Llama 3's tokens as ours of such a shard.
+static bool read_header(TokenFile *f, TokenFileKind kind) {
+    if (!file_read_at(f->file, f->path, f->header, sizeof(f->header), 0)) { return false; }
+    if (kind.magic == SHARD_MAGIC && f->header[0] == LLAMA3_MAGIC && f->header[1] == 7) {
+        f->header[0] = SHARD_MAGIC;
+        f->header[1] = 2;
+    }
+    return true;
+}
+
 bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind) {
     *f = (TokenFile){0};
     path_format(f->path, "%s", path);
@@ -20,7 +30,7 @@ bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind) {
               (f->bytes >= SHARD_HEADER_BYTES ||
                fail("%s: %zu bytes, too short for a %s (its header alone is %d); %s", path,
                     f->bytes, kind.name, SHARD_HEADER_BYTES, kind.remedy)) &&
-              file_read_at(f->file, path, f->header, sizeof(f->header), 0) &&
+              read_header(f, kind) &&
               (f->header[0] == kind.magic ||
                fail("%s: magic number %d, not a %s's %d; %s%s", path, f->header[0], kind.name,
                     kind.magic, kind.remedy,

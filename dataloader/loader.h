@@ -8,7 +8,8 @@
 //   from byte 1024  the numbers: tokens, in a mask bits; a multiple-choice set also has lengths
 // A token shard has magic 20240520; [2] and [3] are the lower and the upper half of the count of
 // tokens, both unsigned; [5] is 1 if the shard has a mask, [6] is 1 if it has conversations and
-// SHARD.starts. Nothing follows the tokens. llm.c's shards are version 1 with zeros from [3] on.
+// SHARD.starts. Nothing follows the tokens. llm.c's shards are version 1 with zeros from [3] on;
+// those of Llama 3's tokens have magic 20240801 and version 7, and are read as version 2.
 // choices.h describes multiple-choice sets.
 //
 // A mask says which of a shard's tokens count as targets. It lies beside the shard as SHARD.mask;
@@ -46,6 +47,7 @@ BEGIN_C
 
 enum {
     SHARD_MAGIC = 20240520,
+    LLAMA3_MAGIC = 20240801, // of llm.c's shards of Llama 3's tokens
     SHARD_HEADER_BYTES = 1024,
     MASK_MAGIC = 20261124,
     STARTS_MAGIC = 20261128,

@@ -26,6 +26,24 @@ TEST(shards_of_both_versions_read_back) {
     }
 }
 
+// llm.c writes shards of Llama 3's tokens with another magic number and version.
+TEST(llm_c_shards_of_llama_3_are_read) {
+    int32_t shard[SHARD_HEADER_BYTES / 4 + 3] = {20240801, 7, 3};
+    int tokens[3] = {128000, 9906, 128255};
+    TokenFile s;
+    memcpy(shard + SHARD_HEADER_BYTES / 4, tokens, sizeof(tokens));
+    for (int version = 7; version <= 8; version++) {
+        shard[1] = version;
+        blob_write("llama3.bin", shard, sizeof(shard));
+        CHECK(shard_open(&s, "llama3.bin") == (version == 7));
+        if (version == 8) { break; }
+        uint32_t read[3];
+        CHECK_EQUAL(s.count, 3);
+        CHECK(token_file_read(&s, 0, 3, read) && memcmp(read, tokens, sizeof(read)) == 0);
+        token_file_close(&s);
+    }
+}
+
 // A shard of more than 2^32 tokens, as a sparse file.
 TEST(shards_may_be_larger_than_32_bits) {
     int64_t count = (1ll << 32) + 5;
