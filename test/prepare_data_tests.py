@@ -73,6 +73,17 @@ def test_every_kind_is_read():
     assert len(held["settings"]["sources"]) == 24
 
 
+def test_endings_may_be_in_capitals():
+    """As of files from Windows; those in a folder were left out."""
+    write("capitals/A.TXT", TEXTS[0])
+    write("capitals/B.Jsonl", lines_of(TEXTS[1:3]))
+    write("capitals/C.JSONL.GZ", gzip.compress(lines_of(TEXTS[3:5]).encode()))
+    write_parquet("capitals/D.PARQUET", TEXTS[5:7])
+    write("rows.JSON", json.dumps([{"text": text} for text in TEXTS[7:9]]))
+    prepared("capital", "capitals", "rows.JSON", "--valid-fraction", 0.2)
+    same_documents("capital", TEXTS[:9])
+
+
 def test_documents_are_listed():
     """Whatever stands around them. A run that is to keep them apart takes the list, and where it is
     missing the end-of-text token, which stands before each."""

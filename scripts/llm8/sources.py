@@ -47,8 +47,13 @@ class Unit:
     field: str = ""  # the field with the text, if the user named one
 
 
+def ending_of(path):
+    """Returns which of KINDS' endings a path has, also in capitals; "": none of them."""
+    return next((ending for ending in KINDS if path.lower().endswith(ending)), "")
+
+
 def kind_of(path):
-    return next((kind for ending, kind in KINDS.items() if path.endswith(ending)), None)
+    return KINDS.get(ending_of(path))
 
 
 def files_in(folder, what):
@@ -73,7 +78,7 @@ def expand(patterns, what):
     for pattern in patterns:
         if os.path.isdir(pattern):
             inside = files_in(pattern, what)
-            found = sorted(path for path in inside if path.endswith(IN_FOLDERS))
+            found = sorted(path for path in inside if ending_of(path) in IN_FOLDERS)
             others += len(inside) - len(found)
         else:
             found = matching(pattern)
@@ -122,7 +127,7 @@ def parts_of(path, wanted, skip_bad):
     """Returns [(begin, end)] of a file's units: of its bytes; of a .parquet, of its row groups."""
     end = os.path.getsize(path)
     cuts = max(1, -(-end // UNIT_BYTES))
-    if path.endswith(".parquet"):
+    if kind_of(path) == "parquet":
         try:
             with reading(path):
                 file, _ = open_parquet(path, wanted)
@@ -132,7 +137,7 @@ def parts_of(path, wanted, skip_bad):
                 raise
             end = 1  # the worker finds the same error, and reports it
         cuts = min(cuts, end)
-    elif not path.endswith(".jsonl"):  # what is packed, or an array, is read as a whole
+    elif ending_of(path) != ".jsonl":  # what is packed, or an array, is read as a whole
         cuts = 1
     offsets = [end * cut // max(cuts, 1) for cut in range(cuts + 1)]
     return zip(offsets, offsets[1:])
@@ -200,11 +205,11 @@ def read_texts(unit, raw):
 
 def open_lines(path):
     refuse_pointer(path)
-    if path.endswith(".gz"):
+    if ending_of(path).endswith(".gz"):
         if not os.path.getsize(path):  # gzip would accept an empty file as complete
             raise EOFError("the file is empty")
         return gzip.open(path, "rb")
-    if path.endswith(".zst"):
+    if ending_of(path).endswith(".zst"):
         # with a window as large as it has, as of large files that zstd --long=31 has packed
         largest = zstd.DecompressionParameter.window_log_max
         return zstd.open(path, options={largest: largest.bounds()[1]})
@@ -214,7 +219,7 @@ def open_lines(path):
 def read_lines(unit, take):
     """Reads the lines that begin in [begin, end); a compressed file to its end."""
     path, offset, number, before = unit.files[0], unit.begin, 0, None
-    whole = not path.endswith(".jsonl")
+    whole = ending_of(path) != ".jsonl"
     with open_lines(path) as file:
         if unit.begin > 0:
             file.seek(unit.begin - 1)
