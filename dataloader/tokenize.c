@@ -142,8 +142,8 @@ static void close_output(Output *out) {
     or_die(writer_close(&out->writer));
     if (!headed) { die("%s: could not be written", out->path); }
     if (out->tokens > 0) {
-        printf("%s: %lld tokens, unigram entropy %.4f\n", out->path, (long long)out->tokens,
-               entropy);
+        printf("%s: %s tokens, unigram entropy %.4f\n", out->path,
+               format_count((char[32]){0}, out->tokens), entropy);
     }
 }
 

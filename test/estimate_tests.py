@@ -30,7 +30,7 @@ def record(model, gpus, rate, tflops, precision="bf16", **more):
 
 def sizes(options):
     out = run("train_gpt", *options, "--plan").out
-    return (int(re.search(r"parameters +(\d+)", out)[1]),
+    return (int(re.search(r"parameters +([\d,]+)", out)[1].replace(",", "")),
             float(re.search(r"FLOPs a token +(\S+)", out)[1]))
 
 

@@ -649,6 +649,19 @@ def test_frame_tells_what_matters():
     says(shown, "5/10", "2.2500", "100 tok/s", "50.0%", "2.0000 |", "!head.w", "!\033",
          "blocks.0.qkv.x 5% at the largest code, 1% zero", "ended at step 5 of 10")
     assert len(shown.splitlines()) < 30
+    narrow = monitor.frame([run], 60, 30).splitlines()
+    assert max(map(len, narrow)) <= 60 and len(narrow) < 30
+    says(" ".join(line.strip() for line in narrow), "5% at the largest code, 1% zero")
+
+
+def test_the_worst_tensor_is_one():
+    """The doctor and the monitor name the tensor that is nearest to a limit of the doctor's."""
+    counts = {"a": (50, 0), "b": (0, 500), "c": (0, 400), "d": (5, 450)}
+    for recipe, order in (("delayed", "abdc"), ("tensorwise", "bdca")):
+        run = whole_run("worst", [3.0] * 4, **{"fp8-recipe": recipe})
+        run.fp8[4] = {"tensors": {name: {"elements": 10000, "largest": largest, "zero": zero}
+                                  for name, (largest, zero) in counts.items()}}
+        same("".join(name for name, *_ in run.fp8_shares()[1]), order)
 
 
 def test_names_and_texts_of_a_run_are_printable():

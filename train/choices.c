@@ -113,10 +113,10 @@ void run_score_choices(Run *run, ChoiceModel model) {
         double sum = (double)counts[1] / questions, mean = (double)counts[2] / questions;
         fprintf(run->console.answers,
                 "%s%s after step %lld | %.2f%% right (by the mean of an answer's tokens %.2f%%) of "
-                "%lld%s | %.1f s\n",
+                "%s%s | %.1f s\n",
                 line_start(fileno(run->console.answers)), set->name, (long long)run->progress.step,
-                100 * sum, 100 * mean, (long long)counts[0], set->lm_eval ? ", lm-eval's text" : "",
-                seconds);
+                100 * sum, 100 * mean, format_count((char[32]){0}, counts[0]),
+                set->lm_eval ? ", lm-eval's text" : "", seconds);
         console_flush(run);
         MetricsRecord *r = metrics_begin("choices");
         metrics_number(r, "step", (double)run->progress.step);

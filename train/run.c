@@ -196,11 +196,12 @@ void run_report_eval(Run *run, const double *losses, double seconds) {
     char text[32];
     int64_t samples = run_eval_all_samples(run);
     fprintf(run->console.answers,
-            "%seval after step %lld | valid loss %s%s | perplexity %.4g | %lld sequence%s, "
-            "%lld tokens | %.1f s\n",
+            "%seval after step %lld | valid loss %s%s | perplexity %.4g | %s sequence%s, "
+            "%s tokens | %.1f s\n",
             line_start(fileno(run->console.answers)), (long long)p->step, format_number(text, loss),
             best && options_train(&run->options) ? " (best)" : "", isnan(loss) ? NAN : exp(loss),
-            (long long)samples, plural(samples), (long long)targets, seconds);
+            format_count((char[32]){0}, samples), plural(samples),
+            format_count((char[32]){0}, targets), seconds);
     for (int i = 0; i < valid->count && valid->count > 1; i++) {
         fprintf(run->console.answers, "  valid loss %s of %s\n", format_number(text, losses[i]),
                 valid->sources[i].pattern);

@@ -127,8 +127,9 @@ void run_announce(Run *run) {
         warn("no linear layer is in FP8: the table above says why; the run continues without FP8");
     }
     if (o->plan) { // scripts/estimate reads these lines
-        printf("Model\n  parameters    %lld\n  FLOPs a token %.6g\n",
-               (long long)run->layout.num_parameters, flops_per_token(&run->config));
+        printf("Model\n  parameters    %s\n  FLOPs a token %.6g\n",
+               format_count((char[32]){0}, run->layout.num_parameters),
+               flops_per_token(&run->config));
     }
 }
 

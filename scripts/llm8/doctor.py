@@ -3,8 +3,9 @@ lost, its resumes, and what makes it slow.
 
   scripts/doctor run/fp8
 
-Each line is `ok`, a `note` (it could be better), or `WRONG`, with what to do. Exit status: 0
-nothing is wrong, 1 something is, 2 it could not be checked.
+Each line is `ok`, a `note` (it could be better), or `WRONG`, with what to do. The loss is a mean
+over the last steps; the log prints that of one step. Exit status: 0 nothing is wrong, 1 something
+is, 2 it could not be checked.
 """
 
 import collections
@@ -37,8 +38,6 @@ OVERFITTED = 1.05    # times the lowest validation loss, at the last two evaluat
 IDLE_ALLOWED = 0.05  # share of the steps, at the end, that may have a learning rate of 0
 FAR_TOO_SMALL = 30   # a learning rate so many times below the usual one is noted
 LARGE_VOCABULARY = 1.1 # times the tokenizer's
-SATURATED = 0.01     # share of a tensor's values
-VANISHED = 0.25
 SLOW_LINES = 20      # how many of the newest lines are read: if most of them name one rank as slow,
 LEAST_SLOW = 5       # and at least so many do, it is slow; two lines of three may name it by chance
 
@@ -103,7 +102,7 @@ def saves(run):
     if not failed:
         return
     last = max(failed)
-    text = (f"{len(failed)} of {len(run.saves)} failed, the last one after step {last:,}: "
+    text = (f"{len(failed):,} of {len(run.saves):,} failed, the last one after step {last:,}: "
             f"{run.saves[last]['error']}")
     if run.unsaved:
         yield wrong("checkpoints", f"{text}; what was learned since the one before it would be "
@@ -117,17 +116,18 @@ def skips(run):
                if record.get("skipped") and record.get("reason") != "requested"]
     if not skipped:
         return well("steps", "none was skipped" if not run.skipped else "only those were skipped "
-                    f"that --iterations-to-skip names, {run.skipped} of {len(run.steps)}")
+                    "that --iterations-to-skip names, "
+                    f"{run.skipped:,} of {len(run.steps):,}")
     spikes = sum(run.steps[step].get("reason") == "spike" for step in skipped)
-    why = [f"{len(skipped) - spikes} for a NaN or infinite loss or norm"] * (spikes < len(skipped))
-    why += [f"{spikes} for a spike of loss or norm (--skip-spikes "
+    why = [f"{len(skipped) - spikes:,} for a NaN or infinite loss or norm"] * (spikes < len(skipped))
+    why += [f"{spikes:,} for a spike of loss or norm (--skip-spikes "
             f"{run.option('skip-spikes', '?')})"] * (spikes > 0)
     remedy = "a lower --lr, a longer --lr-warmup-iters, or --clip-grad 1"
     if metrics.number(run.start, "fp8_flops_share") > 0:
         remedy += f"; where --bf16 does not skip them, {finer(run, '--fp8-margin 1')}"
     level = wrong if len(skipped) > SKIPS_ALLOWED * len(run.steps) else note
-    return level("steps", f"{len(skipped)} of {len(run.steps)} were skipped, {' and '.join(why)}, "
-                 f"the last one step {max(skipped):,}", remedy)
+    return level("steps", f"{len(skipped):,} of {len(run.steps):,} were skipped, "
+                 f"{' and '.join(why)}, the last one step {max(skipped):,}", remedy)
 
 
 def losses(run):
@@ -259,18 +259,17 @@ def fp8_ranges(run):
         return [well("FP8 range", "what saturates or underflows is not counted",
                      "--fp8-stats-interval 100 counts it, at little cost")]
     found = []
+    most_saturated, most_zero = run.fp8_limits()
     for column, limit, what, remedy in (
-            # other recipes take the scales from the tensor itself
-            (1, SATURATED if run.option("fp8-recipe") == "delayed" else 1, "the largest",
-             "--fp8-margin 1"),
-            (2, VANISHED, "zero", "a shorter --fp8-amax-history-len (an old spike keeps the scale "
+            (1, most_saturated, "the largest", "--fp8-margin 1"),
+            (2, most_zero, "zero", "a shorter --fp8-amax-history-len (an old spike keeps the scale "
              "low)")):
         bad = sorted((row[column], row[0]) for row in shares if row[column] > limit)
         if bad:
             others = f", and too many of {many(len(bad) - 1, 'other tensor')}" * (len(bad) > 1)
             found.append(wrong("FP8 range", f"{bad[-1][1]}: {100 * bad[-1][0]:.3g}% of its codes "
                                f"are {what} at step {step:,}{others}", finer(run, remedy)))
-    worst = max(shares, key=lambda row: max(row[1:]), default=("", 0, 0))
+    worst = (shares or [("", 0, 0)])[0]
     return found or [well("FP8 range", f"of {len(shares)} tensors at step {step:,}, the worst is "
                           f"{worst[0]}: {100 * worst[1]:.2g}% largest codes, {100 * worst[2]:.2g}% "
                           "zero")]
@@ -327,8 +326,8 @@ def done_again(run):
     step = min(apart)
     one, other = ("-" if loss is None else fixed(loss, 6)
                   for loss in list(dict.fromkeys(apart[step]))[:2])
-    text = (f"of {where}, which were done again, {len(apart)} have another loss, first step "
-            f"{step:,}: {one}, then {other}")
+    text = (f"of {where}, which were done again, {len(apart):,} have another loss, first "
+            f"step {step:,}: {one}, then {other}")
     alike = all(start.get(what) == run.starts[0].get(what) for start in run.starts
                 for what in ("device", "program", "ranks"))
     changed = any(changed_options(a, b) for a, b in zip(run.starts, run.starts[1:]))

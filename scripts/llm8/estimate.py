@@ -45,11 +45,11 @@ def count(text):
 
 def size_of(plan):
     """Returns the parameters, and the FLOPs to train on a token."""
-    parameters = re.search(r"^  parameters +(\d+)$", plan, re.MULTILINE)
+    parameters = re.search(r"^  parameters +([\d,]+)$", plan, re.MULTILINE)
     flops = re.search(r"^  FLOPs a token +(\S+)$", plan, re.MULTILINE)
     if not parameters or not flops:
         die(f"{trainer('train_gpt')} is older than this script: run make")
-    return int(parameters[1]), float(flops[1])
+    return int(parameters[1].replace(",", "")), float(flops[1])
 
 
 def option_of(plan, name):

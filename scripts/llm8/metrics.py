@@ -27,6 +27,8 @@ KEPT = ("step", "eval", "fp8", "ranks", "save") # the kinds of records that a Ru
 OPTION_NUMBERS = dict.fromkeys(("train-iters", "global-batch-size", "micro-batch-size",
                                 "seq-length", "vocab-size", "eval-iters"), int) | {"lr": float}
 FLOCK = "hhqqi0q" # struct flock: l_type, l_whence, l_start, l_len, l_pid
+# FP8 is at fault if a larger share of a tensor's codes has the largest magnitude, or is zero
+SATURATED, VANISHED = 0.01, 0.25
 LARGEST = 1e100 # larger values count as infinite
 SKIPPED_TOO_OFTEN = 3
 WRONG_RESULTS = 5
@@ -282,7 +284,7 @@ class Run:
             return died if self.starts else "nothing yet"
         status = number(self.end, "status")
         if status == 0 and self.last_step < self.train_iters:
-            return f"ended at step {self.last_step} of {self.train_iters}"
+            return f"ended at step {self.last_step:,} of {self.train_iters:,}"
         error = self.end.get("error")
         return NAMES.get(status, f"error: {printable(error)}" if error else
                          f"failed with status {shown(status, 'g')}")
@@ -316,14 +318,24 @@ class Run:
         return [(row.get("data", "?"), math.nan if loss is None else float(loss))
                 for row, loss in zip(self.start.get("valid_sources", []), newest)]
 
+    def fp8_limits(self):
+        """Returns the limits of a tensor's share of codes with the largest magnitude, and of its
+        share of zeros. Only delayed scaling lets values saturate: other recipes take the scales
+        from the tensor itself."""
+        return SATURATED if self.option("fp8-recipe") == "delayed" else 1, VANISHED
+
     def fp8_shares(self):
         """Returns the step of the newest count of FP8 codes and, for each tensor, its name, its
-        share of codes with the largest magnitude, and its share of zeros."""
+        share of codes with the largest magnitude, and its share of zeros; the tensor that is
+        nearest to a limit, or above it, comes first."""
         step = max(self.fp8, default=None)
         tensors = self.fp8.get(step, {}).get("tensors", {})
-        return step, [(name, *(number(counts, what) / elements for what in ("largest", "zero")))
-                      for name, counts in tensors.items()
-                      if (elements := number(counts, "elements")) > 0]
+        shares = [(name, *(number(counts, what) / elements for what in ("largest", "zero")))
+                  for name, counts in tensors.items()
+                  if (elements := number(counts, "elements")) > 0]
+        largest, zero = self.fp8_limits()
+        return step, sorted(shares, key=lambda row: max(row[1] / largest, row[2] / zero),
+                            reverse=True)
 
     def column(self, name, kind="steps"):
         """Returns the steps and the values of one field, in the order of the steps."""
@@ -373,5 +385,5 @@ def cells(run):
             "loss": fixed(run.recent("loss")), "valid": fixed(run.last("valid_loss", "evals")),
             "lr": shown(run.last("lr"), ".2e"), "norm": fixed(run.recent("norm"), 3),
             "tok/s": counted(run.recent("tokens_per_s")),
-            "left": "-" if run.over else duration(left), "skipped": str(run.skipped),
+            "left": "-" if run.over else duration(left), "skipped": f"{run.skipped:,}",
             "state": state_of(run)}

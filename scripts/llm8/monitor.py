@@ -6,7 +6,8 @@
 
 A run is the folder that --save names, or a metrics.jsonl. The whole file is read, and then what is
 added; a run that stops and is resumed is followed on, and steps that it does again take the place
-of the earlier ones. Ends when every run has finished; Ctrl-C ends it before. Without a terminal it
+of the earlier ones. Loss, norm and tokens/s are medians of the newest 20 steps; the log prints
+those of one step. Ends when every run has finished; Ctrl-C ends it before. Without a terminal it
 prints the state once, at the end."""
 
 import math
@@ -92,8 +93,7 @@ def details(run):
     step, shares = run.fp8_shares()
     if step is not None:
         worst = [f"{name} {100 * high:.3g}% at the largest code, {100 * low:.3g}% zero"
-                 for name, high, low in sorted(shares, key=lambda row: row[1:], reverse=True)[:4]
-                 if high > 0 or low > 0]
+                 for name, high, low in shares[:4] if high > 0 or low > 0]
         yield f"FP8 range at step {step:,}: " + ("; ".join(worst) or "no such codes")
 
 
@@ -110,6 +110,8 @@ def frame(runs, width, height):
     if len(runs) == 1 and runs[0].starts:
         lines += details(runs[0])
     lines += [run.complaint for run in runs if run.complaint]
+    lines = [part for line in lines for part in textwrap.wrap(
+        printable(line), width, subsequent_indent="  ", break_on_hyphens=False)]
     above = legend(runs, width)
     room = height - len(lines) - len(above) - 3
     if all(run.steps for run in runs) and room >= 6:
