@@ -4,7 +4,7 @@
 # a race of 200 million tokens at an eighth of this batch (docs/benchmarks.md). At this length they
 # are not tried.
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
-here=$(dirname "$0")
+here=$(dirname "$(readlink -f "$0")")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
 # shellcheck source=scripts/recipe.sh
 source "$here/recipe.sh"

@@ -4,7 +4,7 @@
 #       scripts/convert_hf import meta-llama/Meta-Llama-3-8B --output DIR   has made, the data what
 #       scripts/prepare_data has made of your text with --tokenizer DIR/tokenizer.json
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
-here=$(dirname "$0")
+here=$(dirname "$(readlink -f "$0")")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
 # shellcheck source=scripts/recipe.sh
 source "$here/recipe.sh"

@@ -9,7 +9,7 @@
 # with ZeRO-1; of four each takes 4 sequences at a time, 8 times a step, in 64 GiB by --plan.
 # Either sees 34 million tokens. It is not known how well they tune a model: only steps were timed.
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
-here=$(dirname "$0")
+here=$(dirname "$(readlink -f "$0")")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
 # shellcheck source=scripts/recipe.sh
 source "$here/recipe.sh"

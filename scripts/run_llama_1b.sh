@@ -3,7 +3,7 @@
 # parameter), with Llama 3's tokenizer: its files are gated, so set HF_TOKEN, or TOKENIZER to a
 # tokenizer.json.
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
-here=$(dirname "$0")
+here=$(dirname "$(readlink -f "$0")")
 if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
 # shellcheck source=scripts/recipe.sh
 source "$here/recipe.sh"

@@ -187,6 +187,7 @@ ROWS
 test_the_estimate_has_the_head_of_the_run() {
     local name
     mkdir -p tree/scripts && cp "$root"/scripts/{recipe,run_*}.sh tree/scripts
+    ln -s tree/scripts/run_llama_1b.sh linked
     printf 'train_gpt train_gptcu:\n' >tree/Makefile
     for name in train_gptcu scripts/{prepare_data,prepare_choices,estimate,compare,restart.sh}; do
         printf '#!/bin/sh\necho "${0##*/} $*"\n' >"tree/$name" && chmod +x "tree/$name"
@@ -196,6 +197,7 @@ test_the_estimate_has_the_head_of_the_run() {
     check_rows <<'ROWS'
 0|env GPUS=2 tree/scripts/run_gpt2_124m.sh --lr 1|estimate --gpus 2 --model gpt2-124m | --fp8-lm-head --lr 1|restart.sh 
 0|env GPUS=2 tree/scripts/run_llama_1b.sh|estimate --gpus 2 --model llama-1b | --fp8-lm-head
+0|env GPUS=2 ./linked|estimate --gpus 2 --model llama-1b | --fp8-lm-head
 1|env GPUS=4 tree/scripts/run_llama_1b.sh --lr 1|error: no|!prepare_data
 1|env GPUS=4 SLURM_JOB_ID=7 SLURM_NNODES=2 tree/scripts/run_llama_1b.sh|error: no|!prepare_data
 0|env GPUS=2 LAUNCH=torchrun TORCHRUN=--nnodes=2 tree/scripts/run_llama_1b.sh|estimate --gpus 4 --model llama-1b
