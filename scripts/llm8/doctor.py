@@ -119,7 +119,8 @@ def skips(run):
                     "that --iterations-to-skip names, "
                     f"{run.skipped:,} of {len(run.steps):,}")
     spikes = sum(run.steps[step].get("reason") == "spike" for step in skipped)
-    why = [f"{len(skipped) - spikes:,} for a NaN or infinite loss or norm"] * (spikes < len(skipped))
+    others = len(skipped) - spikes
+    why = [f"{others:,} for a NaN or infinite loss or norm"] * (others > 0)
     why += [f"{spikes:,} for a spike of loss or norm (--skip-spikes "
             f"{run.option('skip-spikes', '?')})"] * (spikes > 0)
     remedy = "a lower --lr, a longer --lr-warmup-iters, or --clip-grad 1"
