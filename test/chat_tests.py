@@ -18,6 +18,7 @@ from unittest import mock
 
 import numpy
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 import tokenizers
 from chat_cases import AS_OBJECTS, EACH, FOLDERS, NAMED, SPANS, chat_folder, marked
@@ -367,6 +368,10 @@ def test_packing_keeps_documents_whole():
 def write_rows(name, rows):
     if name.endswith(".parquet"):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), name, row_group_size=7)
+    elif name.endswith(".arrow"):
+        table = pyarrow.Table.from_pylist(rows)
+        with open(name, "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table, 7)
     else:
         write(name, lines(rows) if name.endswith(".jsonl") else json.dumps(rows, indent=1))
     return name
@@ -380,7 +385,7 @@ def test_files_of_every_kind_have_the_same_rows():
     ]} for message in held]} for held in TALKS[:20]]
     made = []
     for name, held in (("rows.jsonl", rows), ("rows.json", rows), ("rows.parquet", rows),
-                       ("parts.jsonl", in_parts)):
+                       ("rows.arrow", rows), ("parts.jsonl", in_parts)):
         prepared(f"of_{name}", "plain/tokenizer.json", write_rows(name, held), "--seq-length", 96)
         made.append([read(path) for path in sorted(glob.glob(f"of_{name}/*.bin*"))])
         assert len(made[-1]) == 7 and made[-1] == made[0], name

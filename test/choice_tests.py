@@ -253,7 +253,7 @@ def test_bad_sets_are_refused():
 
     row = {"ctx": "a", "endings": ["b", "c"], "label": 0}
     bad("nothing.jsonl", "nothing.jsonl: no such file", "hellaswag")
-    bad(write("x.csv", "a"), "x.csv: must be .jsonl")
+    bad(write("x.md", "a"), "x.md: must be of .jsonl")
     bad(write("x.jsonl", lines([row, {**row, "label": 2}])), "x.jsonl, line 2: ",
         "the right answer is 2, none of 0, 1")
     bad(write("x.jsonl", lines([{**row, "label": "C"}])), "the right answer is C, none of 0, 1")

@@ -1,6 +1,7 @@
 """scripts/prepare_data: every kind of source, order, split, resuming, refusals."""
 
 import contextlib
+import csv
 import errno
 import glob
 import gzip
@@ -18,6 +19,7 @@ from unittest import mock
 
 import check
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 from check import call, done, fails, lines, main, read, records, refused, run, says, write
 from llm8 import environment, sources
@@ -47,13 +49,32 @@ def write_parquet(path, texts, key="text"):
     pyarrow.parquet.write_table(table, path, row_group_size=40)
 
 
+def write_arrow(path, texts, key="text", new=pyarrow.ipc.new_stream):
+    table = pyarrow.table({"id": list(range(len(texts))), key: texts})
+    with pyarrow.OSFile(path, "wb") as file, new(file, table.schema) as writer:
+        writer.write_table(table, 9)
+
+
+def csv_of(rows, **words):
+    held = io.StringIO(newline="")
+    csv.writer(held, **words).writerows(rows)
+    return held.getvalue().encode()
+
+
 def write_sources():
     for place, text in enumerate(TEXTS[:20]):
         write(f"texts/{'deep/' if place % 2 else ''}{place}.{'md' if place % 3 else 'txt'}", text)
     write("a.jsonl", lines_of(TEXTS[20:60]))
     write("b.jsonl.gz", gzip.compress(lines_of(TEXTS[60:100], "content").encode()))
     write("c.jsonl.zst", sources.zstd.compress(lines_of(TEXTS[100:140]).encode()))
-    write_parquet("d.parquet", TEXTS[140:])
+    write_parquet("d.parquet", TEXTS[140:220])
+    os.makedirs("saved", exist_ok=True)
+    write_arrow("saved/data-00000-of-00001.arrow", TEXTS[220:240])
+    write_arrow("saved/cache-0a.arrow", TEXTS[220:240])
+    write_arrow("feather.arrow", TEXTS[240:260], "content", pyarrow.ipc.new_file)
+    rows = [[place, text] for place, text in enumerate(TEXTS[260:])]
+    write("e.csv", b"\xef\xbb\xbf" + csv_of([["id", "text"], *rows[:20]]))
+    write("f.tsv.gz", gzip.compress(csv_of([["id", "text"], *rows[20:]], delimiter="\t")))
 
 
 def same_documents(folder, texts):
@@ -63,14 +84,16 @@ def same_documents(folder, texts):
 
 def test_every_kind_is_read():
     write_sources()
-    prepared("all", "texts", "[ab].jsonl*", "c.jsonl.zst", "d.parquet", "--valid-fraction", 0.2)
+    said = prepared("all", "texts", "[ab].jsonl*", "c.jsonl.zst", "d.parquet", "saved",
+                    "feather.arrow", "e.csv", "f.tsv.gz", "--valid-fraction", 0.2).out
+    assert "left out: 1 file" in said
     same_documents("all", TEXTS)
     assert fails(same_documents, "all", TEXTS[1:]), "a document too many is not seen"
     assert fails(same_documents, "all", [*TEXTS[1:], TEXTS[0] + "x"]), "another text is not seen"
     held = manifest("all")
     assert held["documents"] == len(TEXTS) and held["settings"]["split"] == "documents"
     assert held["tokens"] == len(stream("all", "train")) + len(stream("all", "val"))
-    assert len(held["settings"]["sources"]) == 24
+    assert len(held["settings"]["sources"]) == 28
 
 
 def test_endings_may_be_in_capitals():
@@ -315,7 +338,7 @@ def test_the_order_is_the_seeds():
     texts = [text.encode() for text in TEXTS[140:] + TEXTS[20:60]]
     assert zero == [text for text in texts if text in set(zero)]
     for folder in ("s1", "s2", "s0"):
-        same_documents(folder, TEXTS[140:] + TEXTS[20:60])
+        same_documents(folder, TEXTS[140:220] + TEXTS[20:60])
     long = max(len(text.encode()) for text in TEXTS) + 1
     sizes = [len(tokens_of(f"s1/{name}")[0]) for name in shards if name.startswith("train")]
     assert max(sizes) <= 2000 and min(sizes[:-1]) > 2000 - long
@@ -648,7 +671,17 @@ def test_bad_sources_are_refused():
         write("null.jsonl", lines_of(["a", value]))
         bad("null.jsonl", "null.jsonl, line 2: " + said)
         write_parquet("null.parquet", [value])
-        bad("null.parquet", "null.parquet, row group 0 and on, row 0: " + said)
+        bad("null.parquet", "null.parquet, row 0: " + said)
+    write_arrow("null.arrow", ["a"] * 20 + [None])
+    with mock.patch.object(sources, "UNIT_BYTES", 100):
+        bad("null.arrow", "null.arrow, row 20: 'text' holds null, which is no text")
+    bad(write("cut.arrow", read("null.arrow")[:-200]), "cut.arrow: damaged or cut short")
+    bad(write("text.arrow", "text"), "text.arrow: damaged or cut short")
+    bad(write("field.csv", "id,body\n1,a\n"), "field.csv, row 0: no text under 'text'", "id, body")
+    bad(write("empty.csv", "id,text\n1,a\n2,\n"), "empty.csv, row 1: 'text' holds null")
+    bad(write("more.csv", "id,text\n1,a,b\n"), "row 0: more fields than the first line names")
+    bad(write("open.csv", 'id,text\n1,a\n2,"b\n'), "open.csv, line 3: unexpected end of data")
+    bad(write("latin.csv", b"id,text\n1,caf\xe9\n"), "not UTF-8 at byte 13; convert it")
     # in a later unit than the first, and in a compressed file
     many = lines_of(["x" * 1000] * 200) + "{oops}\n"
     with mock.patch.object(sources, "UNIT_BYTES", 1 << 16):

@@ -392,8 +392,8 @@ def test_what_a_tokenizer_does_not_know_is_counted():
         says(prepared(f"odd_{name}", "odd", "--tokenizer", save(tokenizer, f"odd_t_{name}"),
                       "--valid-fraction", 0).err, *warned)
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n"
-    for name in ("odd.parquet", "odd.jsonl", "odd.jsonl.gz", "odd.jsonl.zst", "odd.json",
-                 "odd.txt"):
+    for name in ("odd.parquet", "odd.arrow", "odd.jsonl", "odd.jsonl.gz", "odd.jsonl.zst",
+                 "odd.json", "odd.csv", "odd.txt"):
         write(name, pointer)
         refused(call(prepare_data, "--output", "odd_lfs", "--tokenizer", "byte", name),
                 f"{name}: a pointer of Git LFS")

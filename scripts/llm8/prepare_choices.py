@@ -162,7 +162,7 @@ def main():
                "\nand which is right (label, answerKey, ...: its number from 0, or its letter),\n"
                "as HellaSwag, ARC and others publish them. Give --tokenizer the tokenizer.json\n"
                "that prepare_data left beside the shards, so that the tokens are the same.")
-    p.add_argument("source", metavar="SOURCE", help="a .jsonl or .parquet file, or hellaswag")
+    p.add_argument("source", metavar="SOURCE", help="a file of rows, or hellaswag")
     p.add_argument("--output", required=True, metavar="FILE", help="as data/hellaswag.bin")
     add_options(p)
     p.add_argument("--before", metavar="TOKEN", help="put before each question; none: nothing "
@@ -178,7 +178,8 @@ def main():
     if not os.path.isfile(path):
         die(f"{path}: no such file; give one, or hellaswag")
     if sources.kind_of(path) in (None, "text"):
-        die(f"{path}: must be .jsonl, .json (also .gz, .zst) or .parquet")
+        kinds = [ending for ending, kind in sources.KINDS.items() if kind != "text"]
+        die(f"{path}: must be of {' '.join(kinds)}")
     vocabulary = open_vocabulary(vars(o))
     before = begin_of(vocabulary) if o.before is None else \
         [] if o.before == "none" else [vocabulary.special(o.before, "--before")]

@@ -517,7 +517,7 @@ def parser():
         description="Turns text, or conversations, into token shards for the trainers: shuffled, "
                     "split, with\nthe tokenizer beside them. Run again after a stop, it resumes.\n"
                     "\n"
-                    "Rows of .jsonl, .json and .parquet with \"messages\", \"conversations\" "
+                    "Rows (of all files but .txt and .md) with \"messages\", \"conversations\" "
                     "(ShareGPT), or a question and\nits answer (\"prompt\" and \"completion\", "
                     "\"instruction\" and \"output\", ...), are conversations: the\ntokenizer's "
                     "chat template writes them, and the assistant's tokens count.",
@@ -604,7 +604,7 @@ def find_files(o):
     valid_files, valid_others = sources.expand(valid + o.valid, "--valid")
     if others + valid_others:
         print(f"left out: {many(others + valid_others, 'file')} of other kinds than "
-              f"{' '.join(sources.IN_FOLDERS)}")
+              f"{' '.join(sources.IN_FOLDERS)}, or caches of the package datasets")
     return files, valid_files
 
 

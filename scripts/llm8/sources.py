@@ -1,15 +1,20 @@
-"""Reads text from .txt, .md, .jsonl, .json (these two also as .gz, .zst) and .parquet files, and
-from folders and globs of such files. Files are cut into units, which workers read one at a time.
-"""
+"""Reads text from .txt, .md, .jsonl, .json, .csv, .tsv (the last four also as .gz, .zst), .parquet
+and .arrow files, and from folders and globs of such files. Files are cut into units, which workers
+read one at a time."""
 
 import contextlib
+import csv
 import gzip
+import io
 import json
 import os
+import re
+import sys
 import zlib
 from dataclasses import dataclass
 
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 
 from .environment import die, lfs_pointer, matching
@@ -21,11 +26,14 @@ try:
 except ImportError:
     from backports import zstd
 
-KINDS = {".txt": "text", ".md": "text", ".jsonl": "lines", ".jsonl.gz": "lines",
-         ".jsonl.zst": "lines", ".json": "json", ".json.gz": "json", ".json.zst": "json",
-         ".parquet": "parquet"}
-# what is read in a folder; a .json there, such as config.json, must be named itself
-IN_FOLDERS = tuple(ending for ending, kind in KINDS.items() if kind != "json")
+KINDS = {".txt": "text", ".md": "text",
+         **{ending + packed: kind for ending, kind in (
+             (".jsonl", "lines"), (".json", "json"), (".csv", "csv"), (".tsv", "csv"))
+            for packed in ("", ".gz", ".zst")},
+         ".parquet": "table", ".arrow": "table"}
+# what is read in a folder; others there, such as config.json or metadata.csv, must be named
+IN_FOLDERS = tuple(ending for ending, kind in KINDS.items() if kind not in ("json", "csv"))
+CACHED = r"(.*/)?cache-[^/]*\.arrow" # results of the package datasets, beside the rows they are of
 LOST = "lost+found"  # a folder at the root of a disk, which only root can read
 UNIT_BYTES = 16 << 20
 MARK = b"\xef\xbb\xbf"  # a byte-order mark, which is no part of a text
@@ -38,7 +46,7 @@ class BadSource(Exception):
 
 @dataclass
 class Unit:
-    """A part of the input: text files, a range of a .jsonl's bytes, or a .parquet's row groups."""
+    """A part of the input: text files, a range of a .jsonl's bytes, or of a table's parts."""
     kind: str
     files: list
     valid: bool = False  # the files were given for validation
@@ -78,7 +86,8 @@ def expand(patterns, what):
     for pattern in patterns:
         if os.path.isdir(pattern):
             inside = files_in(pattern, what)
-            found = sorted(path for path in inside if ending_of(path) in IN_FOLDERS)
+            found = sorted(path for path in inside if ending_of(path) in IN_FOLDERS
+                           and not re.fullmatch(CACHED, path))
             others += len(inside) - len(found)
         else:
             found = matching(pattern)
@@ -89,7 +98,7 @@ def expand(patterns, what):
                 die(f"{what} {path}: not a regular file; copy what it holds into one")
         if not found:
             die(f"{what} {pattern}: no such file, nor a folder with any ({' '.join(IN_FOLDERS)}); "
-                "a .json must be named itself")
+                "a .json, .csv or .tsv must be named itself")
         files += found
     once = {}
     for path in files:
@@ -113,25 +122,50 @@ def refuse_pointer(path):
         raise BadSource(pointer)
 
 
-def open_parquet(path, wanted):
-    """Opens a .parquet; returns the file, and the names of the columns to read."""
-    refuse_pointer(path)
-    file = pyarrow.parquet.ParquetFile(path)
-    try:
-        return file, columns_of(file.schema_arrow.names, wanted)
-    except ValueError as error:
-        raise BadSource(f"{path}: {error}") from None
+class Table:
+    """A .parquet, whose parts are row groups; or an .arrow, whose parts are record batches, as the
+    package datasets saves them (a stream) or as a file of its own (Feather)."""
+
+    def __init__(self, path, wanted):
+        refuse_pointer(path)
+        self.file = None
+        if ending_of(path) == ".parquet":
+            self.file = pyarrow.parquet.ParquetFile(path)
+            names = self.file.schema_arrow.names
+            groups = range(self.file.metadata.num_row_groups)
+            self.rows = [self.file.metadata.row_group(i).num_rows for i in groups]
+        else:
+            names, self.held = read_arrow(path)
+            self.rows = list(map(len, self.held))
+        try:
+            self.columns = columns_of(names, wanted)
+        except ValueError as error:
+            raise BadSource(f"{path}: {error}") from None
+
+    def batches(self, begin, end):
+        return (batch.select(self.columns) for batch in self.held[begin:end]) \
+            if self.file is None else self.file.iter_batches(256, range(begin, end), self.columns)
+
+
+def read_arrow(path):
+    """Returns the names of the columns, and the record batches, which stay on the disk."""
+    with pyarrow.memory_map(path) as file:
+        try:
+            stream = pyarrow.ipc.open_stream(file)
+            return stream.schema.names, list(stream)
+        except pyarrow.ArrowInvalid:
+            held = pyarrow.ipc.open_file(file)
+            return held.schema.names, list(map(held.get_batch, range(held.num_record_batches)))
 
 
 def parts_of(path, wanted, skip_bad):
-    """Returns [(begin, end)] of a file's units: of its bytes; of a .parquet, of its row groups."""
+    """Returns [(begin, end)] of a file's units: of its bytes; of a table, of its parts."""
     end = os.path.getsize(path)
     cuts = max(1, -(-end // UNIT_BYTES))
-    if kind_of(path) == "parquet":
+    if kind_of(path) == "table":
         try:
             with reading(path):
-                file, _ = open_parquet(path, wanted)
-                end = file.metadata.num_row_groups
+                end = len(Table(path, wanted).rows)
         except BadSource:
             if not skip_bad:
                 raise
@@ -168,7 +202,8 @@ def documents(unit, take, raw=False, skip=None):
     text or row cannot be read, raises BadSource; or, if skip is not None, passes the error to skip
     and leaves this text or row out."""
     texts = read_texts(unit, raw) if unit.kind == "text" else \
-        {"lines": read_lines, "json": read_json, "parquet": read_parquet}[unit.kind](unit, take)
+        {"lines": read_lines, "json": read_json, "csv": read_csv,
+         "table": read_table}[unit.kind](unit, take)
     while True:
         try:
             with reading(unit.files[0]):
@@ -197,10 +232,13 @@ def read_texts(unit, raw):
         except OSError as error:
             yield BadSource(f"{path}: {error.strerror}; make it readable")
         except UnicodeDecodeError as error:
-            # Windows' cp1252 has latin1's letters, and quotes where latin1 has control characters
-            encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "cp1252"
-            yield BadSource(f"{path}: not UTF-8 at byte {error.start}; convert it (iconv -f "
-                            f"{encoding} -t utf-8)")
+            yield not_utf8(path, content, error.start)
+
+
+def not_utf8(path, content, at):
+    # Windows' cp1252 has latin1's letters, and quotes where latin1 has control characters
+    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "cp1252"
+    return BadSource(f"{path}: not UTF-8 at byte {at}; convert it (iconv -f {encoding} -t utf-8)")
 
 
 def open_lines(path):
@@ -291,18 +329,42 @@ def read_json(unit, take):
             yield BadSource(f"{path}, row {index}: {error}")
 
 
-def read_parquet(unit, take):
-    path, index = unit.files[0], 0
-    file, columns = open_parquet(path, unit.field)
-    with file:
-        for batch in file.iter_batches(256, range(unit.begin, unit.end), columns):
-            for row in batch.to_struct_array():
-                try:
-                    yield take({name: without_nulls(value)
-                                for name, value in row.as_py().items()})
-                except ValueError as error:  # also bytes that are not UTF-8
-                    yield BadSource(f"{path}, row group {unit.begin} and on, row {index}: {error}")
-                index += 1
+def read_csv(unit, take):
+    """Reads a .csv or .tsv, whose first line has the fields' names. An empty field is null."""
+    path = unit.files[0]
+    csv.field_size_limit(sys.maxsize)
+    with open_lines(path) as file:
+        content = file.read()
+    try:
+        text = io.StringIO(content.decode("utf-8-sig"), newline="")
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, content, error.start) from None
+    del content
+    rows = csv.DictReader(text, delimiter="\t" if ending_of(path).startswith(".tsv") else ",",
+                          strict=True)
+    try:
+        for index, row in enumerate(rows):
+            try:
+                if None in row:
+                    raise ValueError("more fields than the first line names")
+                yield take({name: value or None for name, value in row.items()})
+            except ValueError as error:
+                yield BadSource(f"{path}, row {index}: {error}")
+    except csv.Error as error:
+        raise BadSource(f"{path}, line {rows.reader.line_num}: {error}; mend it") from None
+
+
+def read_table(unit, take):
+    path = unit.files[0]
+    table = Table(path, unit.field)
+    index = sum(table.rows[:unit.begin])
+    for batch in table.batches(unit.begin, unit.end):
+        for row in batch.to_struct_array():
+            try:
+                yield take({name: without_nulls(value) for name, value in row.as_py().items()})
+            except ValueError as error:  # also bytes that are not UTF-8
+                yield BadSource(f"{path}, row {index}: {error}")
+            index += 1
 
 
 def without_nulls(value):
