@@ -34,7 +34,10 @@ bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind) {
               (f->header[0] == kind.magic ||
                fail("%s: magic number %d, not a %s's %d; %s%s", path, f->header[0], kind.name,
                     kind.magic, kind.remedy,
-                    kind.examples[0] == NULL ? "" : "; a pattern must match nothing else")) &&
+                    kind.examples[0] == NULL
+                        ? ""
+                        : "; a pattern must match nothing else, and tokens of another program "
+                          "need a header (docs/data.md)")) &&
               (f->header[1] == 1 || f->header[1] == 2 ||
                fail("%s: %s version %d; this program reads 1 (uint16) and 2 (uint32)", path,
                     kind.name, f->header[1]));

@@ -57,7 +57,7 @@ test_refusals() {
     check_rows <<'ROWS'
 1|tiny --data 'missing_*.bin'|--data missing_*.bin: no such file; make shards with ./tokenize|!match
 1|tiny --data 'd/x_train.bin 1 d/x_val.bin 2'|: no such file; make shards with ./tokenize; of several sources each has its weight before it: '0.7 A 0.3 B'
-1|tiny --data 'd/*.bin'|d/x_tokenizer.bin: magic number 20240328, not a token shard's 20240520; make shards with ./tokenize; a pattern must match nothing else
+1|tiny --data 'd/*.bin'|d/x_tokenizer.bin: magic number 20240328, not a token shard's 20240520; make shards with ./tokenize; a pattern must match nothing else, and tokens of another program need a header (docs/data.md)
 1|tiny --data d|--data d: a folder; give a pattern that only its token shards match, such as 'd/*train*.bin'
 1|train --valid-data d|--valid-data d: a folder; give a pattern| or 'd/*val*.bin'
 1|train --eval-choices d|--eval-choices d: a folder; give a pattern that only its multiple-choice sets match, such as 'd/hellaswag*.bin'
