@@ -680,6 +680,7 @@ def test_bad_sources_are_refused():
     bad(write("field.csv", "id,body\n1,a\n"), "field.csv, row 0: no text under 'text'", "id, body")
     bad(write("empty.csv", "id,text\n1,a\n2,\n"), "empty.csv, row 1: 'text' holds null")
     bad(write("more.csv", "id,text\n1,a,b\n"), "row 0: more fields than the first line names")
+    bad(write("two.csv", "text,text\na,b\n"), "two.csv: the field 'text' is there twice")
     bad(write("open.csv", 'id,text\n1,a\n2,"b\n'), "open.csv, line 3: unexpected end of data")
     bad(write("latin.csv", b"id,text\n1,caf\xe9\n"), "not UTF-8 at byte 13; convert it")
     # in a later unit than the first, and in a compressed file

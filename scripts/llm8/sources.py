@@ -33,7 +33,7 @@ KINDS = {".txt": "text", ".md": "text",
          ".parquet": "table", ".arrow": "table"}
 # what is read in a folder; others there, such as config.json or metadata.csv, must be named
 IN_FOLDERS = tuple(ending for ending, kind in KINDS.items() if kind not in ("json", "csv"))
-CACHED = r"(.*/)?cache-[^/]*\.arrow" # results of the package datasets, beside the rows they are of
+CACHED = r"(.*/)?cache-[^/]*\.arrow"  # results of the package datasets, beside their rows
 LOST = "lost+found"  # a folder at the root of a disk, which only root can read
 UNIT_BYTES = 16 << 20
 MARK = b"\xef\xbb\xbf"  # a byte-order mark, which is no part of a text
@@ -343,6 +343,9 @@ def read_csv(unit, take):
     rows = csv.DictReader(text, delimiter="\t" if ending_of(path).startswith(".tsv") else ",",
                           strict=True)
     try:
+        names = rows.fieldnames or []
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise BadSource(f"{path}: the field {twice[0]!r} is there twice; remove one")
         for index, row in enumerate(rows):
             try:
                 if None in row:
