@@ -836,6 +836,7 @@ int main(int argc, char **argv) {
     Options *options = &t.run.options;
     threads_spin_briefly(argv);
     options_parse(options, argc, argv);
+    if (options->verify) { die("--verify is for the GPU trainer: ./train_gptcu --verify"); }
     launch_refuse(&t.run.group, options);
     run_resolve_options(&t.run);
     trainer_open(&t);

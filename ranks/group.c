@@ -229,7 +229,7 @@ void watch_lost(Watch *w, const char *fallback) {
 }
 
 // Reads the notes of a peer. Ends the run if the peer says that a rank is lost, or if its
-// connection has ended without a goodbye.
+// connection closes without a goodbye.
 static void read_peer(Watch *w, Peer *p) {
     while (receive_note(w, p)) {
         if (p->coming.kind == LOST) { end_run(w, "%s", p->coming.text); }
@@ -245,7 +245,7 @@ static void read_peer(Watch *w, Peer *p) {
     pthread_mutex_unlock(&w->mutex);
     nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
     pthread_mutex_lock(&w->mutex);
-    end_for(w, p, "has ended without a goodbye", 0);
+    end_for(w, p, "has exited unexpectedly (its connection closed)", 0);
 }
 
 // Ends the run if a rank is lost. Rank 0 judges all ranks. The other ranks only watch whether rank

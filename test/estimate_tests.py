@@ -91,6 +91,7 @@ def test_measured_models_are_as_measured():
     assert row[4] == "46 h 18" # of 20e9 / 120000 seconds
     close(number(row[5]), 20e9 / 120000 / 3600, 0.02)
     close(number(row[7]), 3 * 20e9 / 120000 / 3600, 0.02)
+    assert result.out.endswith("cost: GPU hours x 3 (--price), in its currency\n"), result.out
     assert row[6] == "42.00 GiB" and "llama-1b measured 2026-11-20" in row[8]
     close(number(found["fp8", 1][2]), 160000)
     assert found["fp8", 1][6] == "38.25 GiB", "not the micro-batch of the record"
@@ -217,6 +218,9 @@ def test_faults_are_named():
               for price in ("-3", "nan", "inf")),
             (("--precision", "fp4"), "--precision fp4", "bf16, fp8"),
             (("--model", "gpt5"), "--model gpt5: must be one of"),
+            (("--token", "20B"), "unknown option --token; did you mean --tokens? (--help"),
+            (("--lrr", "1"), "unknown option --lrr; did you mean --lr? (--help"),
+            (("--no-such-thing", "1"), "unknown option --no-such-thing (--help"),
             (("--device", "A100"), "--device A100: bench.jsonl has records of NVIDIA H200 only"),
             (("--bench", "bad.jsonl"), "bad.jsonl, line 2", "not a record: without model, gpus")):
         refused(call(estimate, *good, *words), *parts)

@@ -270,6 +270,7 @@ test_starts() {
 1|train --config twice.txt --valid-data c.bin|error: --valid-data c.bin|!is given twice
 1|train --save odd/latest --list-checkpoints|--list-checkpoints: none under odd/latest
 0|train --rope-scaling-factor 4|note: --rope-scaling-factor has no effect without --rope-scaling
+1|train --verify|error: --verify is for the GPU trainer: ./train_gptcu --verify
 0|train --recompute block --no-fp8-lm-head|note: --recompute is for the GPU trainer; it has no effect here|!--fp8-lm-head has no effect
 0|train --embedding-lr-mult 3 --head-lr-mult 0.5|note: --head-lr-mult has no effect without --untie-embeddings-and-output-weights| --embedding-lr-mult 3 --head-lr-mult 0.5|!embedding-lr-mult has
 0|train --untie-embeddings-and-output-weights --head-lr-mult 0.5|!no effect

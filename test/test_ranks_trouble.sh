@@ -20,8 +20,8 @@ plant() {
 }
 
 # A fault, its rank and step, options; how the run ends, its newest checkpoint, what it says.
-faults='kill 1 3|137 2|^error: rank 1 was killed by signal 9|^rank [02]: error: rank 1 on .* has ended without a goodbye.*this rank ends at step 2
-kill 0 3|137 2|^error: rank 0 was killed by signal 9|^rank [12]: error: rank 0 on .* has ended
+faults='kill 1 3|137 2|^error: rank 1 was killed by signal 9|^rank [02]: error: rank 1 on .* has exited unexpectedly .its connection closed..*this rank ends at step 2
+kill 0 3|137 2|^error: rank 0 was killed by signal 9|^rank [12]: error: rank 0 on .* has exited
 die 2 3|1 2|^rank 2: error: a planted fault$
 stop 2 3|4 2|^rank [01]: error: rank 2 on .* has been silent for .*this rank ends at step 2
 stop 0 3|4 2|^rank [12]: error: rank 0 on .* has been silent for .*this rank ends at step 2

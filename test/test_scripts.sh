@@ -173,7 +173,7 @@ test_interrupted_comparison_goes_on() {
     trainer=$(tr -d ' ' <"/proc/$pid/task/$pid/children")
     kill -STOP "$trainer" && kill -9 $pid
     wait $pid 2>/dev/null
-    expect_message 2 "at work there" "${command[@]}"
+    expect_message 2 "wait for it, end it, or give another --out" "${command[@]}"
     kill -9 "$trainer"
     wait_until test ! -d "/proc/$trainer" || return
     status=0

@@ -226,9 +226,10 @@ static void all_leave_in_turn(Group *g) {
 #define LASTS(name, does) ENDS(name, ALL, does, 0, 0, 0, NULL, NULL, NULL)
 static Case cases[] = {
     ENDS("one dies", BAD, dies, LOST, 128 + SIGKILL, LOST, "rank 1 on ", NULL,
-         "has ended without a goodbye, last heard at step 57 (in a step)"),
+         "has exited unexpectedly (its connection closed), last heard at step 57 (in a step)"),
     ENDS("the first dies", 0, says_why, 1, LOST, LOST, "error: a reason",
-         "has ended without a goodbye, last heard at step 57", "rank 2: error: rank 0 on "),
+         "has exited unexpectedly (its connection closed), last heard at step 57",
+         "rank 2: error: rank 0 on "),
     ENDS("one stops", BAD, stops, LOST, LOST, LOST, "rank 1 on ",
          "rank 1: error: ", " s, last heard at step 57 (in a step)"),
     ENDS("the first stops", 0, stops, LOST, LOST, LOST, "rank 0: error: ", " has been silent for ",
@@ -245,7 +246,7 @@ static Case cases[] = {
     ENDS("the first's probe hangs", 0, hangs_in_its_probe, LOST, LOST, LOST, "rank 0 on ",
          " waits, as all ranks do, for ", "at step 56 (in a step)"),
     ENDS("one dies in a call", ALL, one_dies_in_a_call, LOST, 128 + SIGKILL, LOST,
-         "has ended without a goodbye", NULL, "has ended without a goodbye"),
+         "has exited unexpectedly (its connection closed)", NULL, "has exited unexpectedly"),
     ENDS("one hangs in a call", ALL, one_hangs_in_a_call, LOST, LOST, LOST, "rank 1 on ",
          " waits, as all ranks do, for ", "at step 56 (in a step)"),
     ENDS("one hangs at the end", ALL, one_hangs_at_the_end, LOST, LOST, LOST, "rank 1 on ",

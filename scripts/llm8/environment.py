@@ -121,7 +121,7 @@ def lock(folder, option, waits=False):
     except BlockingIOError:
         if not waits:
             die(f"{option} {folder}: another one is at work there, or a trainer that one has left "
-                "behind")
+                f"behind: wait for it, end it, or give another {option}")
         print(f"{option} {folder}: another one works there; waiting for its end", file=sys.stderr,
               flush=True)
         fcntl.flock(file, fcntl.LOCK_EX)

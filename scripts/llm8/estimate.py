@@ -11,7 +11,7 @@ import os
 import re
 import sys
 
-from .command_line import Parser, number, one_of, several
+from .command_line import Parser, guess, number, one_of, several
 from .environment import ROOT, built, die, trainer
 from .text import duration, many
 from .trainer import plan_of
@@ -205,7 +205,8 @@ def main():
                    type=several(number(int, 1, 4096, "a whole number from 1 to 4096")))
     p.add_argument("--precision", metavar="LIST", type=several(one_of(PRECISIONS)),
                    help=f"of {', '.join(PRECISIONS)} [bf16,fp8; with --fp8-lm-head bf16,fp8-head]")
-    p.add_argument("--price", default=0, metavar="X", help="of a GPU for an hour",
+    p.add_argument("--price", default=0, metavar="X", help="of a GPU for an hour, in "
+                   "any currency: the cost is in the same",
                    type=number(float, 0, sys.float_info.max, "a number from 0 on"))
     p.add_argument("--device", default="", metavar="NAME", help="the GPU, as H100 [the one that "
                    "has the most records]")
@@ -215,8 +216,9 @@ def main():
     fp8 = "fp8-head" if "--fp8-lm-head" in options else "fp8"
     records = read_records(o.bench, o.device)
     plan, refusal = plan_of([built("train_gpt"), *options])
-    if plan is None:
-        die(refusal)
+    if plan is None: # the trainer knows its own options only
+        die(re.sub(r"(unknown option (\S+)) \(", lambda found: found[1] + guess(
+            found[2], p._option_string_actions) + " (", refusal))
     size = size_of(plan)
     steps, batch, micro, length = (int(option_of(plan, name)) for name in (
         "train-iters", "global-batch-size", "micro-batch-size", "seq-length"))
@@ -246,4 +248,6 @@ def main():
         notes += [note for note in said if note not in notes]
     if records:
         notes.insert(0, f"speeds are those of {records[0]['machine']['gpu']} in {o.bench}")
+    if o.price:
+        notes.append(f"cost: GPU hours x {o.price:g} (--price), in its currency")
     print("".join(f"\n{note}" for note in notes))
