@@ -255,6 +255,15 @@ static int compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+// For glob(): a folder that cannot be read is not passed over, unless it is the file system's own.
+static int unlisted(const char *folder, int error) {
+    if (error == ENOENT || error == ENOTDIR || strcmp(path_name(folder), "lost+found") == 0) {
+        return 0;
+    }
+    fail("%s: %s", folder, strerror(error));
+    return 1;
+}
+
 int pattern_files(const char *pattern, glob_t *found) {
     char text[PATH_LENGTH];
     size_t names = strlen(pattern); // length of the leading part of the path that exists literally
@@ -266,9 +275,9 @@ int pattern_files(const char *pattern, glob_t *found) {
     }
     size_t used = pattern_add(text, 0, pattern, names, true);
     used = pattern_add(text, used, pattern + names, strlen(pattern + names), false);
-    int status = names > 0 && used < PATH_LENGTH ? glob(text, GLOB_BRACE, NULL, found)
+    int status = names > 0 && used < PATH_LENGTH ? glob(text, GLOB_BRACE, unlisted, found)
                                                  : GLOB_NOMATCH;
-    if (status == GLOB_NOMATCH) { status = glob(pattern, GLOB_BRACE, NULL, found); }
+    if (status == GLOB_NOMATCH) { status = glob(pattern, GLOB_BRACE, unlisted, found); }
     // glob sorts only within each alternative of a brace
     if (status == 0) { qsort(found->gl_pathv, found->gl_pathc, sizeof(char *), compare_names); }
     return status;

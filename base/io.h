@@ -71,7 +71,8 @@ bool path_exists(const char *path);        // true for a dangling link
 // Finds the file whose path is literally `pattern`. If there is none, finds the files that match
 // `pattern` as a glob pattern with braces, sorted by name. Leading folders that exist are taken
 // literally: in "run [1]/train_*.bin", if "run [1]" exists, only train_*.bin is a pattern. If
-// nothing matches then, the whole text is a pattern. Returns glob()'s result.
+// nothing matches then, the whole text is a pattern. Returns glob()'s result; at GLOB_ABORTED, the
+// error text names the folder that cannot be read.
 int pattern_files(const char *pattern, glob_t *found);
 // Appends n characters to a pattern that has `used` characters. exact: special characters are
 // escaped, so that they match themselves. Returns the new length; PATH_LENGTH: there is no room.

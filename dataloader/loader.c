@@ -73,6 +73,7 @@ bool token_file_read(const TokenFile *f, int64_t begin, int64_t n, uint32_t *out
 
 bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind) {
     int status = pattern_files(pattern, found);
+    if (status == GLOB_ABORTED) { return fail("%s: %s", pattern, error_text()); }
     const char *why = status == GLOB_NOMATCH ? "no such file" : "the files cannot be listed";
     if (status != 0) {
         bool several = kind.magic == SHARD_MAGIC && strchr(pattern, ' ') != NULL;

@@ -3,6 +3,7 @@
 #include "../train/run_data.h"
 #include "shard_file.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -148,6 +149,23 @@ TEST(folders_that_exist_are_no_patterns) {
     CHECK_EQUAL(pattern_files("[x].bin", &found), 0);
     CHECK_TEXT(found.gl_pathv[0], "x.bin");
     globfree(&found);
+}
+
+// Shards in a folder that cannot be read are not left out in silence. Root may read any folder, so
+// here no file may be opened.
+TEST(unreadable_folders_of_a_pattern_are_named) {
+    CLOSED(dataset_close) Dataset data = {0};
+    struct rlimit limit;
+    CHECK(folder_make("many/a") && getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    write_shard("many/a/t_1.bin", 2, 0, 20);
+    write_shard("many/t_2.bin", 2, 0, 20); // a file is no folder, nor is a link to nothing
+    CHECK(symlink("nothing", "many/b") == 0);
+    CHECK(dataset_open(&data, "{many,none}/*/t_*.bin", 4, 1000, -1, false) && data.tokens == 20);
+    dataset_close(&data);
+    CHECK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){0, limit.rlim_max}) == 0);
+    CHECK(!dataset_open(&data, "many/*/t_*.bin", 4, 1000, -1, false));
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    CHECK_TEXT(error_text(), "many/*/t_*.bin: many: Too many open files");
 }
 
 TEST(tokens_outside_the_vocabulary_are_named) {

@@ -23,6 +23,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 VENV = os.path.join(ROOT, ".venv")
 OLDEST = (3, 11)
 LOCK = ".lock"  # the file that lock() makes in a folder
+LOST = "lost+found"  # a folder at the root of a disk, which only root can read
 LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -78,11 +79,18 @@ def named_by(option):
 
 def matching(pattern):
     """Returns the path if it exists, or else the paths that match it as a glob pattern, in order.
-    Leading folders that exist by their literal names are not read as patterns (base/io.h)."""
+    Leading folders that exist by their literal names are not read as patterns (base/io.h). Raises
+    the error of a folder that cannot be read."""
     exact = pattern
     while exact and not os.path.lexists(exact):
         exact = os.path.dirname(exact)
-    found = glob.glob(glob.escape(exact) + pattern[len(exact):], recursive=True) if exact else []
+    rest = pattern[len(exact):]
+    found = glob.glob(glob.escape(exact) + rest, recursive=True) if exact else []
+    while glob.has_magic(rest): # glob() passes over such a folder
+        rest = os.path.dirname(rest)
+        for folder in glob.glob(glob.escape(exact) + rest or ".", recursive=True):
+            if os.path.isdir(folder) and os.path.basename(folder) != LOST:
+                os.scandir(folder).close()
     return sorted(found or glob.glob(pattern, recursive=True))
 
 

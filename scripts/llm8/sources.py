@@ -12,12 +12,13 @@ import re
 import sys
 import zlib
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 
-from .environment import die, lfs_pointer, matching
+from .environment import LOST, die, lfs_pointer, matching
 from .rows import columns_of
 from .text import RepeatedKey, from_json, parse_json
 
@@ -34,7 +35,6 @@ KINDS = {".txt": "text", ".md": "text",
 # what is read in a folder; others there, such as config.json or metadata.csv, must be named
 IN_FOLDERS = tuple(ending for ending, kind in KINDS.items() if kind not in ("json", "csv"))
 CACHED = r"(.*/)?cache-[^/]*\.arrow"  # results of the package datasets, beside their rows
-LOST = "lost+found"  # a folder at the root of a disk, which only root can read
 UNIT_BYTES = 16 << 20
 MARK = b"\xef\xbb\xbf"  # a byte-order mark, which is no part of a text
 BLANK = b" \t\r\n" + MARK  # the blank bytes of a line
@@ -64,14 +64,16 @@ def kind_of(path):
     return KINDS.get(ending_of(path))
 
 
+def unreadable(what, error):
+    die(f"{what} {error.filename}: {error.strerror}; make it readable")
+
+
 def files_in(folder, what):
     """Returns the files in a folder and in the folders below it. Links are followed, and each
     folder is visited once. Hidden files are left out."""
-    def unreadable(error):
-        die(f"{what} {error.filename}: {error.strerror}; make it readable")
-
     files, seen = [], set()
-    for parent, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
+    for parent, folders, names in os.walk(folder, onerror=partial(unreadable, what),
+                                          followlinks=True):
         if os.path.realpath(parent) in seen:
             folders[:] = names = []
         seen.add(os.path.realpath(parent))
@@ -90,7 +92,10 @@ def expand(patterns, what):
                            and not re.fullmatch(CACHED, path))
             others += len(inside) - len(found)
         else:
-            found = matching(pattern)
+            try:
+                found = matching(pattern)
+            except OSError as error:
+                unreadable(f"{what} {pattern}:", error)
         for path in found:
             if not kind_of(path):
                 die(f"{what} {path}: of no kind that can be read ({' '.join(KINDS)})")
