@@ -1073,10 +1073,11 @@ def test_a_model_that_was_tuned_answers():
             "unknown option --no-such-option")
     if not os.path.exists(os.path.join(ROOT, "train_gptcu")):
         refused(call(chat.main, "d", "x", "--gpu"), "not built")
-    for words, said in ((("nowhere", "x"), "nowhere: no such folder"),
-                        ((".", "x"), ".: without a tokenizer.json"),
-                        (("saved", "x"), "saved: without a tokenizer.json; give a checkpoint, such "
-                         "as RUN/best")):
+    for words, said in ((("nowhere", "x"), "nowhere: no such folder; give a checkpoint, such as "
+                         "RUN/best, of a run on conversations"),
+                        ((".", "x"), ".: without a tokenizer.json; give a checkpoint"),
+                        (("saved", "x"), "saved: without a tokenizer.json; did you mean "
+                         "saved/best?")):
         refused(call(chat.main, *words), said)
 
 

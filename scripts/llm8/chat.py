@@ -38,8 +38,12 @@ class Model:
         tokenizer = os.path.join(folder, "tokenizer.json")
         if not os.path.exists(tokenizer):
             missing = "without a tokenizer.json" if os.path.isdir(folder) else "no such folder"
-            die(f"{folder}: {missing}; give a checkpoint, such as RUN/best, of a run whose data "
-                "have one")
+            near = [path for name in ("best", "latest")
+                    if os.path.exists(os.path.join(path := os.path.join(folder, name),
+                                                   "tokenizer.json"))]
+            die(f"{folder}: {missing}; " + (
+                f"did you mean {near[0]}?" if near else
+                "give a checkpoint, such as RUN/best, of a run on conversations"))
         self.vocabulary = open_vocabulary({"tokenizer": tokenizer})
         if not self.vocabulary.templates:
             die(f"{folder}: no chat template, so its data were no conversations; {program} --load "
