@@ -276,6 +276,7 @@ test_starts() {
 0|train --untie-embeddings-and-output-weights --head-lr-mult 0.5|!no effect
 0|train --fp8-lm-head --fp8-format hybrid --fp8-recipe tensorwise|!no effect
 0|train --resume s/latest|nothing to train: step 3 is done, and --train-iters is 3
+1|tiny --data d/x_val.bin --resume s/latest|error: --data |--accept-data-change|!nothing to train
 0|train --resume s/latest --train-iters 1|nothing to train: step 3 is done, and --train-iters is 1
 0|train --resume s/latest --eval-only --valid-data d/x_val.bin|eval after step 3 |!nothing to train|!(best)|!warning
 0|train --load s/latest --eval-only --valid-data d/x_val.bin|eval after step 3 |!(best)|!warning

@@ -198,11 +198,11 @@ static void resume(Run *run) {
         printf("  --iterations-to-skip %s: none of these steps is left to train\n",
                o->iterations_to_skip);
     }
+    run_match_data(run);
     if (options_train(o) && run->progress.step >= o->train_iters) {
         printf("nothing to train: step %lld is done, and --train-iters is %lld\n",
                (long long)run->progress.step, (long long)o->train_iters);
     }
-    run_match_data(run);
     if (run->group.rank == 0) { warn_of_jump(o, &was, run->progress.step); }
 }
 
