@@ -210,24 +210,31 @@ def test_rows_are_read_in_every_form():
                            {"role": "assistant", "tool_calls": [
                                {"type": "function", "function": call_of}]}]}),
             ({"text": "a", "label": True, "title": "t", "rejected": False}, "a"),
-            ({"text": None, "content": "a"}, "a"), ({"text": "a", "content": ""}, "a")):
+            ({"text": None, "content": "a"}, "a"), ({"text": "a", "content": ""}, "a"),
+            ({"text": "", "content": "a"}, "a"),
+            *((row | {"system_prompt": "s", "id": 1}, {"messages": [system, *said("a", "b")]})
+              for row in ({"question": "a", "response": "b"}, alpaca)),
+            (alpaca | {"system_prompt": ""}, messages),
+            ({"prompt": "a", "response": "b", "system_prompt": "s"},
+             pair | {"prompt": [system, *said("a")]})):
         unread = Counter()
         assert read_row(row, "", unread) == expected and not unread, (row, unread)
     unread = Counter()
     for row in (messages | {"prompt": "a", "text": "t"}, {"text": "a", "system": "s"},
                 messages | {"conversations": [asked]}, messages | {"images": ["x"]},
-                messages | {"documents": [{"text": "x"}]},
+                messages | {"documents": [{"text": "x"}]}, messages | {"system_prompt": "s"},
                 alpaca | {"text": "a", "response": "r"},
                 {"question": "a", "answer": "b", "content": "c"},
                 {"text": "a", "weight": 0}, {"prompt": "a", "response": "b", "choices": ["b"]}):
         read_row(row, "", unread)
         assert read_row(row | {"text": "t"}, "text", Counter()) == "t"
     assert unread == {"prompt": 1, "text": 2, "system": 1, "conversations": 1, "images": 1,
-                      "documents": 1, "response": 1, "question": 1, "answer": 1, "weight": 1,
+                      "documents": 1, "system_prompt": 1, "response": 1, "question": 1, "answer": 1, "weight": 1,
                       "choices": 1}, unread
     for row, *parts in (
             ({"text": "a", "content": "b"}, "'text' and 'content'", "--text-field"),
             (messages | {"messages": [system, *said("a")], "system": "other"}, "'system'"),
+            (alpaca | {"system": "s", "system_prompt": "other"}, "'system_prompt'"),
             ({"conversations": [asked, {"from": "narrator", "value": "x"}]}, "'narrator'", "human"),
             ({"conversations": [{"from": "function_call", "value": "f(1)"}]}, "function_call"),
             ({"conversations": "a"}, "its messages"), ({"conversations": ["a"]}, "its messages"),

@@ -12,7 +12,8 @@ OPTIONAL = ("system", "weight", "tools", "chat_template_kwargs")
 QUESTIONS = ("prompt", "instruction", "question", "query", "problem", "inputs", "input")
 CONTEXT = ("input", "context")
 ANSWERS = ("completion", "output", "response", "answer", "solution", "target", "targets")
-TURNS = {(question, answer): OPTIONAL if question == "prompt" else (*CONTEXT, "history", *OPTIONAL)
+TURNS = {(question, answer): ("system_prompt", *OPTIONAL) if question == "prompt" else
+         (*CONTEXT, "history", "system_prompt", *OPTIONAL)
          for question in QUESTIONS for answer in ANSWERS}
 ALPACA = ("instruction", "output")
 PUBLISHED = {needed: TURNS[needed] for needed in (("prompt", "completion"), ALPACA)}
@@ -29,7 +30,7 @@ TEXT_FIELDS = ["text", "content"]
 PREFERENCES = ("chosen", "rejected", "rejected_response")
 # other fields that look like content
 OTHERS = tuple("""choices options summary rationale reasoning reasoning_content thinking
-    system_prompt system_message functions documents image images audio audios video
+    system_message functions documents image images audio audios video
     videos""".split())
 FIELDS = {*PREFERENCES, *OTHERS, "label", "kto_tag",
           *(name for needed, optional in FORMS.items() for name in needed + optional)}
@@ -86,7 +87,9 @@ def read_row(row, wanted, unread):
     if not needed:
         raise ValueError(no_text(list(row), wanted))
     if needed == ("text",) and "content" in held:
-        raise ValueError("both 'text' and 'content'; name the field to read (--text-field)")
+        if "text" in held:
+            raise ValueError("both 'text' and 'content'; name the field to read (--text-field)")
+        needed = ("content",)
     for group in (QUESTIONS, ANSWERS) if needed in TURNS and needed not in PUBLISHED else ():
         found = [name for name in group if row.get(name) is not None and
                  (name in needed or name in held and name not in FORMS[needed])]
@@ -108,7 +111,10 @@ def read_row(row, wanted, unread):
         conversation["messages"] = of_turn(row, held, *needed) if needed in TURNS else \
             as_messages(row[needed[0]], None)
     first = "prompt" if "prompt" in conversation else "messages"
-    return conversation | {first: after_system(held.get("system"), conversation[first])}
+    for name in ("system", "system_prompt"):
+        if name in held and name in FORMS[needed]:
+            conversation[first] = after_system(name, held[name], conversation[first])
+    return conversation
 
 
 def refuse_preferences(found):
@@ -164,12 +170,12 @@ def of_turn(row, held, question, answer):
             for role, content in zip(("user", "assistant"), pair)]
 
 
-def after_system(system, messages):
-    """Returns the messages with the row's system message in front."""
+def after_system(name, system, messages):
+    """Returns the messages with the row's system message, from the field `name`, in front."""
     first = messages[0] if messages else {}
-    if system is None or first.get("role") == "system" and first.get("content") == system:
+    if first.get("role") == "system" and first.get("content") == system:
         return messages
     if first.get("role") in ("system", "developer"):
-        raise ValueError("both a 'system' and a system message that says something else; leave one "
+        raise ValueError(f"both a '{name}' and a system message that says something else; leave one "
                          "of them out")
     return [{"role": "system", "content": system}, *messages]
