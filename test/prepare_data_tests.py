@@ -229,8 +229,8 @@ def test_rows_are_read_in_every_form():
         read_row(row, "", unread)
         assert read_row(row | {"text": "t"}, "text", Counter()) == "t"
     assert unread == {"prompt": 1, "text": 2, "system": 1, "conversations": 1, "images": 1,
-                      "documents": 1, "system_prompt": 1, "response": 1, "question": 1, "answer": 1, "weight": 1,
-                      "choices": 1}, unread
+                      "documents": 1, "system_prompt": 1, "response": 1, "question": 1, "answer": 1,
+                      "weight": 1, "choices": 1}, unread
     for row, *parts in (
             ({"text": "a", "content": "b"}, "'text' and 'content'", "--text-field"),
             (messages | {"messages": [system, *said("a")], "system": "other"}, "'system'"),

@@ -176,6 +176,6 @@ def after_system(name, system, messages):
     if first.get("role") == "system" and first.get("content") == system:
         return messages
     if first.get("role") in ("system", "developer"):
-        raise ValueError(f"both a '{name}' and a system message that says something else; leave one "
-                         "of them out")
+        raise ValueError(f"both a '{name}' and a system message that says something else; leave "
+                         "one of them out")
     return [{"role": "system", "content": system}, *messages]
