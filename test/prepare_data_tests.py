@@ -383,6 +383,29 @@ def test_what_is_printed_can_be_typed():
         assert " tokens in 1 shard," in run(*train, *shlex.split(said)).out, said
 
 
+def test_a_run_warns_of_missing_shards():
+    """As after a copy that did not end; not of shards that its pattern leaves out."""
+    train = ["train_gpt", "--model", "llama-tiny", "--seq-length", 8, "--train-iters", 1, "--data"]
+    prepared("part", "a.jsonl", "--shard-tokens", 1000, "--valid-fraction", 0.3)
+    *others, last = sorted(glob.glob("part/train_*.bin"))
+    assert len(others) > 3
+    for pattern in "part/train_*.bin", others[0]:
+        assert not run(*train, pattern, "--valid-data", "part/val_*.bin").err
+    os.remove(last)
+    os.remove(others[2])
+    said = (f"warning: --data part/train_*.bin: 2 of {len(others) + 1} shards are missing, such as "
+            f"{others[2]};")
+    says(run(*train, "part/train_*.bin", "--valid-data", "part/val_*.bin").err, said)
+    says(run(*train, "1 part/train_*.bin 2 part/val_*.bin").err, said)
+    os.chdir("part")
+    says(run(*train, "tr*.bin").err, "tr*.bin: 2 of", f"such as {others[2][5:]};")
+    for pattern in os.path.basename(others[0]), "train_0000[01].bin":
+        assert not run(*train, pattern).err
+    os.remove("manifest.json")
+    assert not run(*train, "train_*.bin").err
+    os.chdir("..")
+
+
 def test_text_on_both_sides_is_noted():
     os.symlink("a.jsonl", "same.jsonl")
     write("half.jsonl", lines_of(TEXTS[50:80]))

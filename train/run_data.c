@@ -3,6 +3,8 @@
 #include "run_data.h"
 
 #include <assert.h>
+#include <cjson/cJSON.h>
+#include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,6 +28,39 @@ static void warn_of_cuts(const Run *run, const char *option, const Dataset *data
          "them",
          option, data->cuts, data->seq_length,
          length ? "" : ", after a shard that ends within a sequence,");
+}
+
+// Warns if shards are missing that a source's pattern matches, by the manifest of prepare_data
+// beside the others, as after a copy that did not end.
+static void warn_of_missing(const Run *run, const char *option, const Source *source,
+                            const Dataset *data) {
+    char path[PATH_LENGTH], first[PATH_LENGTH] = "";
+    int last = -1; // length of the folder's path
+    for (int i = 0; i < data->num_shards && run->group.rank == 0; i++) {
+        const char *shard = data->shards[i].path;
+        int folder = (int)(path_name(shard) - shard), listed = 0, missing = 0;
+        if (folder == last && strncmp(shard, data->shards[i - 1].path, (size_t)folder) == 0) {
+            continue;
+        }
+        last = folder;
+        size_t bytes = 0;
+        path_format(path, "%.*smanifest.json", folder, shard);
+        FREED char *text = file_read(path, &bytes);
+        CLOSED(json_close) cJSON *manifest = text != NULL ? json_parse(text, bytes) : NULL;
+        const cJSON *row;
+        cJSON_ArrayForEach(row, cJSON_GetObjectItem(manifest, "shards")) {
+            const char *name = json_text(row, "name", "");
+            if (fnmatch(path_name(source->pattern), name, 0) != 0) { continue; }
+            listed++;
+            if (path_exists(path_format(path, "%.*s%s", folder, shard, name))) { continue; }
+            if (missing++ == 0) { path_format(first, "%s", path); }
+        }
+        if (missing > 0) {
+            warn("--%s %s: %d of %d shards are missing, such as %s; copy them again, or prepare "
+                 "the data again",
+                 option, source->pattern, missing, listed, first);
+        }
+    }
 }
 
 // Warns if the data were written with several chat templates, because samples and checkpoints use
@@ -70,8 +105,8 @@ static void warn_of_ends(Run *run, const char *option, const Source *source, con
          option, source->pattern, data->document_end);
 }
 
-// Opens the data of --`option`, and warns of cut documents, of several chat templates, and of
-// documents without an end.
+// Opens the data of --`option`, and warns of missing shards, of cut documents, of several chat
+// templates, and of documents without an end.
 static void open_mixture(Run *run, Mixture *m, const char *option, const char *text) {
     const Options *o = &run->options;
     char from[PATH_LENGTH];
@@ -82,6 +117,7 @@ static void open_mixture(Run *run, Mixture *m, const char *option, const char *t
         die("--%s%s %s", option, option_from_checkpoint(o, option, from), error_text());
     }
     for (int i = 0; i < m->count; i++) {
+        warn_of_missing(run, option, &m->sources[i], &m->data[i]);
         warn_of_cuts(run, option, &m->data[i]);
         warn_of_ends(run, option, &m->sources[i], &m->data[i]);
     }
