@@ -449,6 +449,22 @@ def test_a_data_sets_card_is_named():
         assert ("warning: card/README.md is trained on as a text" in err) == expected, err
 
 
+def test_missing_parts_of_a_set_are_named():
+    """Of -of- files, those between others, as a broken download leaves them; the first ones alone
+    are a choice."""
+    for number in (0, 1, 3, 6, 7):
+        write(f"gaps/train-{number:05}-of-00009.jsonl", lines([{"text": f"part {number}"}]))
+    write("gaps/2-of-3.jsonl", lines([{"text": "another set"}]))
+    said = "missing between others of a set, such as gaps/train-00002-of-00009.jsonl;"
+    for name, words, expected in (
+            ("all", ["gaps"], f"warning: 3 files {said}"),
+            ("some", ["gaps/*[03]-*"], f"1 file {said}"), ("first", ["gaps/*0[01]-*"], ""),
+            ("apart", ["gaps/*1-*", "gaps/2-of-3.jsonl"], ""),
+            ("valid", ["gaps/*0-*", "--valid", "gaps/*[67]-*"], "")):
+        err = prepared(f"gaps_{name}", *words).err
+        assert expected in err and bool(err) == bool(expected), (name, err)
+
+
 def test_small_sets_are_validated_too():
     """A tenth of a small set, by whole documents; a document that is most of it is trained on."""
     texts = sentences(7, 183)

@@ -64,6 +64,7 @@ REST = re.compile(rb"[\x80-\xbf]{0,3}")  # of a character of UTF-8 that is cut
 ROWS = re.compile(r'[\s[]*{\s*"')  # begins rows of JSON
 TRAIN_SPLIT, TEST_SPLIT = (re.compile(rf"(?<![a-z])({names})(?![a-z])", re.IGNORECASE)
                            for names in ("train", "test|valid|validation|val|dev|eval"))
+PART = re.compile(r"(.*?)(\d{1,6})(-of-\d+\.[^/]*)")
 # no tokenizer here has a word across a line's end between two visible ASCII characters
 BREAK = re.compile(r"(?<=[!-~]\n)(?=[!-~])")
 
@@ -577,7 +578,18 @@ def check_files(o):
 
 def warn_of_sets(files):
     """Warns of what the folder of a data set has besides its split for training, by the names of
-    the files: splits for tests or validation, and the README.md beside rows."""
+    the files: splits for tests or validation, and the README.md beside rows. Warns of what it
+    lacks: of files such as train-00001-of-00003.parquet, those between others."""
+    parts = {}
+    for match in filter(None, map(PART.fullmatch, files)):
+        parts.setdefault((match[1], match[3], len(match[2])), set()).add(int(match[2]))
+    gaps = [path for (before, after, width), numbers in parts.items()
+            for path in (f"{before}{number:0{width}}{after}"
+                         for number in range(min(numbers), max(numbers)) if number not in numbers)
+            if not os.path.exists(path)]
+    if gaps:
+        warn(f"{many(len(gaps), 'file')} missing between others of a set, such as {gaps[0]}; "
+             "download it again, if the set is meant to be whole")
     paths = list(map(os.path.abspath, files))
     names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
     held = [path for path, name in zip(files, names)
