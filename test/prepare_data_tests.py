@@ -55,9 +55,9 @@ def write_arrow(path, texts, key="text", new=pyarrow.ipc.new_stream):
         writer.write_table(table, 9)
 
 
-def csv_of(rows, **words):
+def csv_of(rows):
     held = io.StringIO(newline="")
-    csv.writer(held, **words).writerows(rows)
+    csv.writer(held).writerows(rows)
     return held.getvalue().encode()
 
 
@@ -74,7 +74,7 @@ def write_sources():
     write_arrow("feather.arrow", TEXTS[240:260], "content", pyarrow.ipc.new_file)
     rows = [[place, text] for place, text in enumerate(TEXTS[260:])]
     write("e.csv", b"\xef\xbb\xbf" + csv_of([["id", "text"], *rows[:20]]))
-    write("f.tsv.gz", gzip.compress(csv_of([["id", "text"], *rows[20:]], delimiter="\t")))
+    write("f.csv.gz", gzip.compress(csv_of([["id", "text"], *rows[20:]])))
 
 
 def same_documents(folder, texts):
@@ -85,7 +85,7 @@ def same_documents(folder, texts):
 def test_every_kind_is_read():
     write_sources()
     said = prepared("all", "texts", "[ab].jsonl*", "c.jsonl.zst", "d.parquet", "saved",
-                    "feather.arrow", "e.csv", "f.tsv.gz", "--valid-fraction", 0.2).out
+                    "feather.arrow", "e.csv", "f.csv.gz", "--valid-fraction", 0.2).out
     assert "left out: 1 file" in said
     same_documents("all", TEXTS)
     assert fails(same_documents, "all", TEXTS[1:]), "a document too many is not seen"
@@ -722,16 +722,21 @@ def test_bad_sources_are_refused():
         write_parquet("null.parquet", [value])
         bad("null.parquet", "null.parquet, row 0: " + said)
     write_arrow("null.arrow", ["a"] * 20 + [None])
+    bad("null.arrow", "null.arrow, row 20: 'text' holds null, which is no text")
+    write_parquet("far.parquet", ["a"] * 100 + [None])
     with mock.patch.object(sources, "UNIT_BYTES", 100):
-        bad("null.arrow", "null.arrow, row 20: 'text' holds null, which is no text")
+        bad("far.parquet", "far.parquet, row 100: 'text' holds null, which is no text")
     bad(write("cut.arrow", read("null.arrow")[:-200]), "cut.arrow: damaged or cut short")
     bad(write("text.arrow", "text"), "text.arrow: damaged or cut short")
     bad(write("field.csv", "id,body\n1,a\n"), "field.csv, row 0: no text under 'text'", "id, body")
-    bad(write("empty.csv", "id,text\n1,a\n2,\n"), "empty.csv, row 1: 'text' holds null")
+    bad(write("short.csv", "id,text\n1,a\n2\n"), "short.csv, row 1: 'text' holds null")
+    bad(write("semicolons.csv", "id;text\n1;a\n"), "separated by semicolons; save it with commas")
     bad(write("more.csv", "id,text\n1,a,b\n"), "row 0: more fields than the first line names")
     bad(write("two.csv", "text,text\na,b\n"), "two.csv: the field 'text' is there twice")
-    bad(write("open.csv", 'id,text\n1,a\n2,"b\n'), "open.csv, line 3: unexpected end of data")
-    bad(write("latin.csv", b"id,text\n1,caf\xe9\n"), "not UTF-8 at byte 13; convert it")
+    bad(write("open.csv", 'id,text\n1,a\n2,"b\n'),
+        "open.csv, row 1: no CSV (unexpected end of data); mend it")
+    bad(write("latin.csv", b"id,text\n1,caf\xe9\n"),
+        "latin.csv: not UTF-8 after row 0; convert it (iconv -f cp1252")
     # in a later unit than the first, and in a compressed file
     many = lines_of(["x" * 1000] * 200) + "{oops}\n"
     with mock.patch.object(sources, "UNIT_BYTES", 1 << 16):
@@ -749,6 +754,19 @@ def test_bad_sources_are_refused():
     bad("piped", "piped/of/a.txt: not a regular file")
     prepared("body", "field.jsonl", "--text-field", "body", "--valid-fraction", 0)
     assert byte_documents("body", "train") == [b"a"]
+
+
+def test_cells_of_a_csv():
+    """A bad row is left out alone. Marks are read as in rows of other kinds."""
+    write("quotes.csv", 'id,text\n1,a\n2,"b" c\n3,d\n4,\n5,"e\nf"\n')
+    prepared("quotes", "quotes.csv", "--skip-bad", "--valid-fraction", 0)
+    assert sorted(byte_documents("quotes", "train")) == [b"a", b"d", b"e\nf"]
+    assert manifest("quotes")["skipped"] == 1
+    bad(write("kto.csv", "prompt,completion,label\na,b,True\n"), "preferences")
+    rows = [row for unit in sources.units_of([write("marks.csv", "weight,kto_tag,n\n0,FALSE,1\n")],
+                                             False, "", False)
+            for row in sources.documents(unit, lambda row: row)]
+    assert rows == [{"weight": 0, "kto_tag": False, "n": "1"}]
 
 
 def read_unpacked(path):

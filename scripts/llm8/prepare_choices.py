@@ -177,8 +177,9 @@ def main():
         [[path]] = downloads.from_hub(path, *HELLASWAG, vars(o))
     if not os.path.isfile(path):
         die(f"{path}: no such file; give one, or hellaswag")
-    if sources.kind_of(path) in (None, "text"):
-        kinds = [ending for ending, kind in sources.KINDS.items() if kind != "text"]
+    # in a .csv there are no lists of answers
+    kinds = [ending for ending, kind in sources.KINDS.items() if kind not in ("text", "csv")]
+    if sources.ending_of(path) not in kinds:
         die(f"{path}: must be of {' '.join(kinds)}")
     vocabulary = open_vocabulary(vars(o))
     before = begin_of(vocabulary) if o.before is None else \

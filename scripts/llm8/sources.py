@@ -1,6 +1,6 @@
-"""Reads text from .txt, .md, .jsonl, .json, .csv, .tsv (the last four also as .gz, .zst), .parquet
-and .arrow files, and from folders and globs of such files. Files are cut into units, which workers
-read one at a time."""
+"""Reads text from .txt, .md, .jsonl, .json, .csv (the last three also as .gz, .zst), .parquet and
+.arrow files, and from folders and globs of such files. Files are cut into units, which workers read
+one at a time."""
 
 import contextlib
 import csv
@@ -28,10 +28,10 @@ except ImportError:
     from backports import zstd
 
 KINDS = {".txt": "text", ".md": "text",
-         **{ending + packed: kind for ending, kind in (
-             (".jsonl", "lines"), (".json", "json"), (".csv", "csv"), (".tsv", "csv"))
+         **{ending + packed: kind
+            for ending, kind in ((".jsonl", "lines"), (".json", "json"), (".csv", "csv"))
             for packed in ("", ".gz", ".zst")},
-         ".parquet": "table", ".arrow": "table"}
+         ".parquet": "parquet", ".arrow": "arrow"}
 # what is read in a folder; others there, such as config.json or metadata.csv, must be named
 IN_FOLDERS = tuple(ending for ending, kind in KINDS.items() if kind not in ("json", "csv"))
 CACHED = r"(.*/)?cache-[^/]*\.arrow"  # results of the package datasets, beside their rows
@@ -46,7 +46,8 @@ class BadSource(Exception):
 
 @dataclass
 class Unit:
-    """A part of the input: text files, a range of a .jsonl's bytes, or of a table's parts."""
+    """A part of the input: text files, a range of a .jsonl's bytes, a .parquet's row groups, or
+    another file."""
     kind: str
     files: list
     valid: bool = False  # the files were given for validation
@@ -103,7 +104,7 @@ def expand(patterns, what):
                 die(f"{what} {path}: not a regular file; copy what it holds into one")
         if not found:
             die(f"{what} {pattern}: no such file, nor a folder with any ({' '.join(IN_FOLDERS)}); "
-                "a .json, .csv or .tsv must be named itself")
+                "a .json or .csv must be named itself")
         files += found
     once = {}
     for path in files:
@@ -116,7 +117,7 @@ def reading(path):
     """Turns the errors that libraries raise for a damaged file into BadSource."""
     try:
         yield
-    except (pyarrow.ArrowException, OSError, EOFError, UnicodeError, zlib.error,
+    except (pyarrow.ArrowException, OSError, EOFError, UnicodeError, csv.Error, zlib.error,
             zstd.ZstdError) as error:
         why = str(error).splitlines()[0][:90] if str(error) else type(error).__name__
         raise BadSource(f"{path}: damaged or cut short ({why}); download it again") from None
@@ -127,50 +128,30 @@ def refuse_pointer(path):
         raise BadSource(pointer)
 
 
-class Table:
-    """A .parquet, whose parts are row groups; or an .arrow, whose parts are record batches, as the
-    package datasets saves them (a stream) or as a file of its own (Feather)."""
-
-    def __init__(self, path, wanted):
-        refuse_pointer(path)
-        self.file = None
-        if ending_of(path) == ".parquet":
-            self.file = pyarrow.parquet.ParquetFile(path)
-            names = self.file.schema_arrow.names
-            groups = range(self.file.metadata.num_row_groups)
-            self.rows = [self.file.metadata.row_group(i).num_rows for i in groups]
-        else:
-            names, self.held = read_arrow(path)
-            self.rows = list(map(len, self.held))
-        try:
-            self.columns = columns_of(names, wanted)
-        except ValueError as error:
-            raise BadSource(f"{path}: {error}") from None
-
-    def batches(self, begin, end):
-        return (batch.select(self.columns) for batch in self.held[begin:end]) \
-            if self.file is None else self.file.iter_batches(256, range(begin, end), self.columns)
+def columns_in(path, names, wanted):
+    """Returns the names of the columns of a table to read."""
+    try:
+        return columns_of(names, wanted)
+    except ValueError as error:
+        raise BadSource(f"{path}: {error}") from None
 
 
-def read_arrow(path):
-    """Returns the names of the columns, and the record batches, which stay on the disk."""
-    with pyarrow.memory_map(path) as file:
-        try:
-            stream = pyarrow.ipc.open_stream(file)
-            return stream.schema.names, list(stream)
-        except pyarrow.ArrowInvalid:
-            held = pyarrow.ipc.open_file(file)
-            return held.schema.names, list(map(held.get_batch, range(held.num_record_batches)))
+def open_parquet(path, wanted):
+    """Opens a .parquet; returns the file, and the names of the columns to read."""
+    refuse_pointer(path)
+    file = pyarrow.parquet.ParquetFile(path)
+    return file, columns_in(path, file.schema_arrow.names, wanted)
 
 
 def parts_of(path, wanted, skip_bad):
-    """Returns [(begin, end)] of a file's units: of its bytes; of a table, of its parts."""
+    """Returns [(begin, end)] of a file's units: of its bytes; of a .parquet, of its row groups."""
     end = os.path.getsize(path)
     cuts = max(1, -(-end // UNIT_BYTES))
-    if kind_of(path) == "table":
+    if kind_of(path) == "parquet":
         try:
             with reading(path):
-                end = len(Table(path, wanted).rows)
+                file, _ = open_parquet(path, wanted)
+                end = file.metadata.num_row_groups
         except BadSource:
             if not skip_bad:
                 raise
@@ -208,7 +189,7 @@ def documents(unit, take, raw=False, skip=None):
     and leaves this text or row out."""
     texts = read_texts(unit, raw) if unit.kind == "text" else \
         {"lines": read_lines, "json": read_json, "csv": read_csv,
-         "table": read_table}[unit.kind](unit, take)
+         "parquet": read_parquet, "arrow": read_arrow}[unit.kind](unit, take)
     while True:
         try:
             with reading(unit.files[0]):
@@ -237,13 +218,13 @@ def read_texts(unit, raw):
         except OSError as error:
             yield BadSource(f"{path}: {error.strerror}; make it readable")
         except UnicodeDecodeError as error:
-            yield not_utf8(path, content, error.start)
+            yield not_utf8(path, content, f"at byte {error.start}")
 
 
-def not_utf8(path, content, at):
+def not_utf8(path, content, where):
     # Windows' cp1252 has latin1's letters, and quotes where latin1 has control characters
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "cp1252"
-    return BadSource(f"{path}: not UTF-8 at byte {at}; convert it (iconv -f {encoding} -t utf-8)")
+    return BadSource(f"{path}: not UTF-8 {where}; convert it (iconv -f {encoding} -t utf-8)")
 
 
 def open_lines(path):
@@ -335,38 +316,77 @@ def read_json(unit, take):
 
 
 def read_csv(unit, take):
-    """Reads a .csv or .tsv, whose first line has the fields' names. An empty field is null."""
-    path = unit.files[0]
+    """Reads a .csv, whose first line names the fields."""
+    path, index = unit.files[0], 0
     csv.field_size_limit(sys.maxsize)
     with open_lines(path) as file:
-        content = file.read()
+        begin = file.read(2)
+        file.seek(0)
+        rows = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
+        try:
+            refuse_names(path, rows.fieldnames or [])
+            while (row := next_row(rows)) is not None:
+                try:
+                    yield take(row_of_cells(row))
+                except ValueError as error:
+                    yield BadSource(f"{path}, row {index}: {error}")
+                index += 1
+        except UnicodeDecodeError:
+            raise not_utf8(path, begin, f"after row {index}") from None
+
+
+def refuse_names(path, names):
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadSource(f"{path}: the field {twice[0]!r} is there twice; remove one")
+    if len(names) == 1 and ";" in names[0]:
+        raise BadSource(f"{path}: the fields are separated by semicolons; save it with commas")
+
+
+def next_row(rows):
+    """Returns the next row; None: there is none. Of one that is no CSV it returns the error."""
     try:
-        text = io.StringIO(content.decode("utf-8-sig"), newline="")
-    except UnicodeDecodeError as error:
-        raise not_utf8(path, content, error.start) from None
-    del content
-    rows = csv.DictReader(text, delimiter="\t" if ending_of(path).startswith(".tsv") else ",",
-                          strict=True)
-    try:
-        names = rows.fieldnames or []
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise BadSource(f"{path}: the field {twice[0]!r} is there twice; remove one")
-        for index, row in enumerate(rows):
-            try:
-                if None in row:
-                    raise ValueError("more fields than the first line names")
-                yield take({name: value or None for name, value in row.items()})
-            except ValueError as error:
-                yield BadSource(f"{path}, row {index}: {error}")
+        return next(rows, None)
     except csv.Error as error:
-        raise BadSource(f"{path}, line {rows.reader.line_num}: {error}; mend it") from None
+        return error
 
 
-def read_table(unit, take):
+def row_of_cells(row):
+    """Returns a row of a .csv; a cell that marks the row is a number or a truth value, as in rows
+    of other kinds."""
+    if isinstance(row, csv.Error):
+        raise ValueError(f"no CSV ({row}); mend it")
+    if None in row:
+        raise ValueError("more fields than the first line names")
+    marks = {name: json.loads(row[name].lower()) for name in ("weight", "label", "kto_tag")
+             if (row.get(name) or "").lower() in ("0", "1", "true", "false")}
+    return row | marks
+
+
+def read_parquet(unit, take):
     path = unit.files[0]
-    table = Table(path, unit.field)
-    index = sum(table.rows[:unit.begin])
-    for batch in table.batches(unit.begin, unit.end):
+    file, columns = open_parquet(path, unit.field)
+    with file:
+        before = sum(file.metadata.row_group(i).num_rows for i in range(unit.begin))
+        batches = file.iter_batches(256, range(unit.begin, unit.end), columns)
+        yield from rows_of(path, batches, before, take)
+
+
+def read_arrow(unit, take):
+    """Reads an .arrow: a stream, as the package datasets saves it, or a file (Feather)."""
+    path = unit.files[0]
+    refuse_pointer(path)
+    with pyarrow.memory_map(path) as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        held = pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
+        batches = map(held.get_batch, range(held.num_record_batches)) if is_file else held
+        columns = columns_in(path, held.schema.names, unit.field)
+        yield from rows_of(path, (batch.select(columns) for batch in batches), 0, take)
+
+
+def rows_of(path, batches, index, take):
+    """Reads the rows of a table's batches. index: the number of the first one."""
+    for batch in batches:
         for row in batch.to_struct_array():
             try:
                 yield take({name: without_nulls(value) for name, value in row.as_py().items()})
