@@ -557,6 +557,9 @@ def test_what_is_lost_is_told():
                   "--jobs", 1)
     assert "warning: 1 of 2 conversations: their rows have a weight of 0" in result.err, result.err
     assert manifest("weighted")["documents"] == 1
+    write("marks.jsonl", lines(weighted[:1]))
+    refused(call(prepare_data, "--output", "none", "--tokenizer", path, "marks.jsonl", "--jobs", 1),
+            "no text at all: 1 have a weight of 0")
     write("marks.jsonl", lines([{"prompt": "\ufdd2", "completion": "A"}]))
     refused(call(prepare_data, "--output", "marks", "--tokenizer", path, "marks.jsonl",
                  "--jobs", 1), "marks.jsonl, line 1", "no characters")

@@ -411,7 +411,7 @@ def prepare(o, settings, units, vocabulary):
         if not len(documents):
             die("the sources hold no text at all" + (
                 f": {len(skipped)} were left out (--skip-bad), the first: {skipped[0]}" if skipped
-                else ""))
+                else f": {doubts['left_out']:,} have a weight of 0" if doubts["left_out"] else ""))
         window = window_of(settings, documents, units, vocabulary)
         splits = split_documents(settings, documents)
         tasks = [(f"{split}_{index:05d}.bin", part, names, window)
@@ -590,16 +590,17 @@ def warn_of_sets(files):
     if gaps:
         warn(f"{many(len(gaps), 'file')} missing between others of a set, such as {gaps[0]}; "
              "download it again, if the set is meant to be whole")
-    paths = list(map(os.path.abspath, files))
-    names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
-    held = [path for path, name in zip(files, names)
+    rows = [path for path in files if sources.kind_of(path) != "text"]
+    base = os.path.commonpath(list(map(os.path.abspath, rows))) if rows else ""
+    names = [os.path.abspath(path)[len(base):] for path in rows]
+    held = [path for path, name in zip(rows, names)
             if TEST_SPLIT.search(name) and not TRAIN_SPLIT.search(name)]
     if held and any(map(TRAIN_SPLIT.search, names)):
-        warn(f"{len(held):,} of {many(len(files), 'file')} are for tests or validation by their "
+        warn(f"{len(held):,} of {many(len(rows), 'file')} are for tests or validation by their "
              f"names, and are trained on ({held[0]}); name the others alone, and give --valid "
              "those to validate on")
     cards = [path for path in files if os.path.basename(path).lower() == "readme.md"]
-    if cards and any(sources.kind_of(path) != "text" for path in files):
+    if cards and rows:
         warn(f"{cards[0]} is trained on as a text, beside files of rows; name these alone")
 
 
@@ -616,7 +617,7 @@ def find_files(o):
     valid_files, valid_others = sources.expand(valid + o.valid, "--valid")
     if others + valid_others:
         print(f"left out: {many(others + valid_others, 'file')} of other kinds than "
-              f"{' '.join(sources.IN_FOLDERS)}, or caches of the package datasets")
+              f"{' '.join(sources.IN_FOLDERS)}")
     return files, valid_files
 
 

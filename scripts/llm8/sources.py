@@ -34,7 +34,7 @@ KINDS = {".txt": "text", ".md": "text",
          ".parquet": "parquet", ".arrow": "arrow"}
 # what is read in a folder; others there, such as config.json or metadata.csv, must be named
 IN_FOLDERS = tuple(ending for ending, kind in KINDS.items() if kind not in ("json", "csv"))
-CACHED = r"(.*/)?cache-[^/]*\.arrow"  # results of the package datasets, beside their rows
+CACHED = re.compile(r"cache-.*\.arrow")  # results of the package datasets, beside their rows
 UNIT_BYTES = 16 << 20
 MARK = b"\xef\xbb\xbf"  # a byte-order mark, which is no part of a text
 BLANK = b" \t\r\n" + MARK  # the blank bytes of a line
@@ -71,7 +71,7 @@ def unreadable(what, error):
 
 def files_in(folder, what):
     """Returns the files in a folder and in the folders below it. Links are followed, and each
-    folder is visited once. Hidden files are left out."""
+    folder is visited once. Hidden files and caches are left out."""
     files, seen = [], set()
     for parent, folders, names in os.walk(folder, onerror=partial(unreadable, what),
                                           followlinks=True):
@@ -79,7 +79,8 @@ def files_in(folder, what):
             folders[:] = names = []
         seen.add(os.path.realpath(parent))
         folders[:] = sorted(name for name in folders if name[0] != "." and name != LOST)
-        files += [os.path.join(parent, name) for name in names if name[0] != "."]
+        files += [os.path.join(parent, name) for name in names
+                  if name[0] != "." and not CACHED.fullmatch(name)]
     return files
 
 
@@ -89,8 +90,7 @@ def expand(patterns, what):
     for pattern in patterns:
         if os.path.isdir(pattern):
             inside = files_in(pattern, what)
-            found = sorted(path for path in inside if ending_of(path) in IN_FOLDERS
-                           and not re.fullmatch(CACHED, path))
+            found = sorted(path for path in inside if ending_of(path) in IN_FOLDERS)
             others += len(inside) - len(found)
         else:
             try:
