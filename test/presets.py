@@ -8,8 +8,9 @@ how the loss begins.
 
 What follows -- goes to the trainer after --train-iters 100 --lr-decay-iters 1000: the first tenth
 of a run, which is its default warm-up. Of the steps after the fifth it prints the largest rise of
-the loss above its lowest so far, and the largest norm. A preset fails if its loss rises by more
-than 1 nat or above that of the first step, if its norm exceeds --norm, or if a step is skipped.
+the loss above its lowest so far, and the largest norm. A preset fails if there its loss rises by
+more than 1 nat or above that of the first step, if its norm exceeds --norm, or if any step is
+skipped.
 Batches differ too, those of 4 x 1024 tokens by 0.9 nats, so give larger ones. One JSON record a run
 goes to --results. Exit status: 0 if no preset fails, 1 if one does or does not run.
 """
