@@ -10,9 +10,8 @@ What follows -- goes to the trainer after --train-iters 100 --lr-decay-iters 100
 of a run, which is its default warm-up. Of the steps after the fifth it prints the largest rise of
 the loss above its lowest so far, and the largest norm. A preset fails if there its loss rises by
 more than 1 nat or above that of the first step, if its norm exceeds --norm, or if any step is
-skipped.
-Batches differ too, those of 4 x 1024 tokens by 0.9 nats, so give larger ones. One JSON record a run
-goes to --results. Exit status: 0 if no preset fails, 1 if one does or does not run.
+skipped. Batches differ too, those of 4 x 1024 tokens by 0.9 nats, so give larger ones. One JSON
+record a run goes to --results. Exit status: 0 if no preset fails, 1 if one does or does not run.
 """
 
 import argparse
