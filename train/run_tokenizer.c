@@ -259,7 +259,8 @@ static void add_ends(Run *run) {
 // - the tokenizer;
 // - Hugging Face's files for the tokenizer, such as PREFIX_tokenizer.json beside
 //   PREFIX_tokenizer.bin; for the byte tokenizer, this program makes them;
-// - the generation_config.json of the checkpoint that the run starts from (add_ends).
+// - the generation_config.json of the checkpoint that the run starts from, with the tokens that end
+//   answers in the data (add_ends).
 // Also reads that checkpoint's config.json.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
