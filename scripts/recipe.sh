@@ -102,7 +102,7 @@ count_nodes() {
 }
 
 # Makes the recipe's micro-batch smaller where the ranks' shares of the global batch need it. Where no
-# size does, or the user's own does not, no data are prepared.
+# size does, no data are prepared. A size of the user's own stays: build() refuses it where it must be.
 share_batch() {
     local global micro fewer more at
     global=$(value_of global-batch-size "${training[@]}" "$@")
@@ -115,11 +115,7 @@ share_batch() {
         if ((more <= global)); then fewer+=" or $more"; fi
         die "--global-batch-size $global: $ranks GPUs cannot share it evenly; $fewer can"
     fi
-    if has micro-batch-size "$@"; then
-        ((global % (micro * ranks) == 0)) || die "--global-batch-size $global: must be a multiple" \
-            "of --micro-batch-size $micro x $ranks GPUs"
-    fi
-    if ((global % (micro * ranks) == 0)); then return; fi
+    if has micro-batch-size "$@" || ((global % (micro * ranks) == 0)); then return; fi
     while ((global % (micro * ranks))); do micro=$((micro - 1)); done
     echo "note: --micro-batch-size $micro, for $ranks GPUs" >&2
     for at in "${!training[@]}"; do
@@ -209,14 +205,20 @@ tiny_run=(--seq-length 64 --micro-batch-size 2 --global-batch-size 4 --train-ite
     --lr-warmup-iters 2 --eval-interval 3 --eval-iters 1 --save-interval 3 --sample-length 16
     --sample-interval 3 --log-interval 1)
 
-# has NAME ARGUMENTS: whether the arguments have the option --NAME.
-has() {
-    [[ " ${*:2} " == *" --$1"[\ =]* ]]
+# value_of NAME ARGUMENTS: prints the last value of the option --NAME; fails without one.
+value_of() {
+    local option=--$1 value='' status=1
+    while shift && [[ $# -gt 0 ]]; do
+        if [[ $1 == "$option" ]]; then value=${2:-} status=0; fi
+        if [[ $1 == "$option="* ]]; then value=${1#*=} status=0; fi
+    done
+    echo "$value"
+    return $status
 }
 
-# value_of NAME ARGUMENTS: the last value of the option --NAME.
-value_of() {
-    if [[ " ${*:2}" =~ .*\ --$1[\ =]([^\ ]+) ]]; then echo "${BASH_REMATCH[1]}"; fi
+# has NAME ARGUMENTS: whether the arguments have the option --NAME.
+has() {
+    value_of "$@" >/dev/null
 }
 
 # add_shards ARGUMENTS: adds the recipe's data, unless the arguments name others: the trainer would warn
