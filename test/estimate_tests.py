@@ -111,6 +111,8 @@ def test_a_head_in_fp8_is_estimated_so():
     words = (*LLAMA, "--tokens", "1e9", "--bench", "bench.jsonl")
     same(list(rows(call(estimate, *words))), [("bf16", 1), ("fp8", 1)])
     same(list(rows(call(estimate, *words, "--fp8-lm-head"))), [("bf16", 1), ("fp8-head", 1)])
+    same(list(rows(call(estimate, *words, "--fp8-lm-head", "--no-fp8-lm-head"))),
+         [("bf16", 1), ("fp8", 1)])
     same(list(rows(call(estimate, *words, "--fp8-lm-head", "--precision", "fp8"))), [("fp8", 1)])
 
 

@@ -213,7 +213,8 @@ def main():
     p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
                    metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
     o, options = p.parse_known_args()
-    fp8 = "fp8-head" if "--fp8-lm-head" in options else "fp8"
+    head = [option for option in options if option in ("--fp8-lm-head", "--no-fp8-lm-head")]
+    fp8 = "fp8-head" if head[-1:] == ["--fp8-lm-head"] else "fp8"
     records = read_records(o.bench, o.device)
     plan, refusal = plan_of([built("train_gpt"), *options])
     if plan is None: # the trainer knows its own options only
