@@ -110,6 +110,18 @@ e/quiz.bin|--valid-data d/x_val.bin|eval quiz
 ROWS
 }
 
+# An answer that is too long is refused at the start, not at the first evaluation.
+test_answers_fit_in_a_sequence() {
+    local trainer
+    while read -ra trainer; do
+        expect_message 1 'error: --eval-choices e/quiz.bin: answer 0 of question 0 has 9 tokens, too many for --seq-length 8' \
+            "${trainer[@]}" "${common[@]}" --seq-length 8 --train-iters 2 --save long --eval-choices e/quiz.bin
+        says '!step '
+        [[ ! -e long ]] || fail "left: $(ls long)"
+        expect_status 0 "${trainer[@]}" "${common[@]}" --seq-length 10 --train-iters 2 --eval-choices e/quiz.bin
+    done < <(trainers)
+}
+
 # A sample is not repeated; what saves nothing has nothing to end first.
 test_a_signal_breaks_a_sample_off() {
     local trainer long=(--sample-length 1000000)

@@ -5,6 +5,7 @@
 #include "metrics.h"
 #include "run.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -24,11 +25,7 @@ static Row *list_rows(const Run *run, const ChoiceSet *set, int *tokens, int *nu
         for (int a = 0; a < set->questions[q].answers; a++) {
             Row row = {.question = q, .answer_index = a};
             row.length = choices_row(set, q, a, run->config.seq_length + 1, tokens, &row.answer);
-            if (row.length == 0) {
-                die("--eval-choices %s: answer %d of question %d has %d tokens, too many for "
-                    "--seq-length %d",
-                    set->file.path, a, q, row.answer, run->config.seq_length);
-            }
+            assert(row.length > 0); // run_open_data has checked it
             rows = realloc_or_die(rows, ((size_t)count + 1) * sizeof(Row));
             rows[count++] = row;
         }

@@ -270,6 +270,21 @@ static void check_ends(const Run *run) {
     }
 }
 
+// Refuses a set with an answer that is longer than a sequence: it would end the run at its first
+// evaluation.
+static void check_answers(const Run *run, const ChoiceSet *set) {
+    int most = run->config.seq_length + 1, length;
+    FREED int *tokens = malloc_or_die((size_t)most * sizeof(int));
+    for (int q = 0; q < set->count; q++) {
+        for (int a = 0; a < set->questions[q].answers; a++) {
+            if (choices_row(set, q, a, most, tokens, &length) > 0) { continue; }
+            die("--eval-choices %s: answer %d of question %d has %d tokens, too many for "
+                "--seq-length %d",
+                set->file.path, a, q, length, run->config.seq_length);
+        }
+    }
+}
+
 void run_open_data(Run *run) {
     const Options *o = &run->options;
     Mixture *valid = &run->valid_data;
@@ -301,6 +316,7 @@ void run_open_data(Run *run) {
         }
         for (int i = 0; i < run->choices.count; i++) {
             const ChoiceSet *set = &run->choices.sets[i];
+            check_answers(run, set);
             printf("  choices     %s, %d question%s%s\n", set->name, set->count, plural(set->count),
                    set->lm_eval ? ", lm-eval's text" : "");
         }
