@@ -226,7 +226,8 @@ bool checkpoint_model(Checkpoint *start, Options *options, Options *was);
 // "" if rank 0 has no checkpoint.
 bool checkpoint_share(Checkpoint *c, const Group *group);
 // Reads elements begin..end of the weights in model.safetensors. Refuses a file in which a tensor
-// is missing or has another shape, and, if begin is 0, a file with a tensor that the model lacks.
+// is missing or has another shape. If begin is 0, also refuses a file with a tensor that the model
+// lacks, and warns of matrices of zeros; of several ranks, only rank 0 reads element 0 (zero.h).
 bool checkpoint_weights(Checkpoint *c, const ParamLayout *layout, int64_t begin, int64_t end,
                         float *out);
 // Writes the checksum of a meta.json into its text. Returns whether this checksum was there before.

@@ -142,6 +142,7 @@ bool option_is_inherited(const OptionRow *row, const Options *continues) {
     if (continues == NULL || of_model(row) || load) { return of_model(row) || load; }
     bool path = row->effect == EFFECT_NOTHING && option_is_path(row);
     bool evaluates = row->effect == EFFECT_PRECISION || row->effect == EFFECT_EVALUATION ||
+                     row->offset == offsetof(Options, eval_choices) ||
                      row->offset == offsetof(Options, global_batch_size) ||
                      row->offset == offsetof(Options, micro_batch_size);
     bool machine = strcmp(row->group, "Several GPUs") == 0 ||

@@ -122,6 +122,30 @@ test_answers_fit_in_a_sequence() {
     done < <(trainers)
 }
 
+# An evaluation alone scores the sets of the checkpoint's run, and with its options; others if they are
+# given, and none if that is.
+test_an_evaluation_alone_has_the_sets_of_its_run() {
+    local trainer quiz way
+    while read -ra trainer; do
+        rm -rf scored e/mine.bin && cp e/quiz.bin e/mine.bin
+        expect_status 0 "${trainer[@]}" "${common[@]}" --seq-length 32 --train-iters 2 --save scored \
+            --valid-data d/x_val.bin --eval-choices e/mine.bin || return
+        quiz=$(grep -o '^mine after step 2 | [0-9.]*%' log)
+        for way in --load --resume; do
+            expect_message 0 "$quiz" "${trainer[@]}" $way scored/latest --eval-only
+            says 'eval after step 2 '
+        done
+        expect_message 0 'quiz after step 2 ' "${trainer[@]}" --load scored/latest --eval-only --eval-choices e/quiz.bin
+        says '!mine after'
+        rm e/mine.bin
+        expect_message 1 'error: --eval-choices (of the checkpoint scored/step_00000002) e/mine.bin: no such file' \
+            "${trainer[@]}" --load scored/latest --eval-only
+        expect_message 0 'eval after step 2 ' "${trainer[@]}" --load scored/latest --eval-only --eval-choices ''
+        says '!mine after'
+        expect_status 0 "${trainer[@]}" --load scored/latest --sample-only --sample-length 2
+    done < <(trainers)
+}
+
 # A sample is not repeated; what saves nothing has nothing to end first.
 test_a_signal_breaks_a_sample_off() {
     local trainer long=(--sample-length 1000000)

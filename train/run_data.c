@@ -311,8 +311,10 @@ void run_open_data(Run *run) {
     }
     if (run->train_data.count + valid->count > 0) { announce_documents(run); }
     if (o->eval_choices[0] != '\0') {
+        char from[PATH_LENGTH];
         if (!choice_sets_open(&run->choices, o->eval_choices, run->config.vocab)) {
-            die("--eval-choices %s", error_text());
+            die("--eval-choices%s %s", option_from_checkpoint(o, "eval-choices", from),
+                error_text());
         }
         for (int i = 0; i < run->choices.count; i++) {
             const ChoiceSet *set = &run->choices.sets[i];
