@@ -171,7 +171,8 @@ void run_start(Run *run, const char *device) {
     fflush(stdout);
     if (run->group.rank > 0) { return; }
     if (options_train(o)) { warn_of_schedule(o); }
-    if (options_train(o) && o->resumes && !options_save(o)) {
+    bool dumps = o->dump_gradients[0] != '\0'; // then no step follows
+    if (options_train(o) && o->resumes && !options_save(o) && !dumps) {
         warn("--resume %s without --save: nothing is saved from here on", o->resume);
     }
 }
@@ -237,6 +238,11 @@ void run_restore(Run *run) {
         resume(run);
     } else {
         start_anew(run);
+    }
+    if (options_train(o) && o->dump_gradients[0] != '\0' && p->step >= o->train_iters) {
+        die("--dump-gradients %s: no step is left to train: step %lld is done, and --train-iters "
+            "is %lld",
+            o->dump_gradients, (long long)p->step, (long long)o->train_iters);
     }
     // a signal may have interrupted the evaluation at the checkpoint's step
     p->eval_left = run_can_eval(run) && (p->eval_left > 0 || !options_train(o));
