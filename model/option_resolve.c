@@ -193,13 +193,11 @@ static bool keep_load(Options *o, const Options *was) {
     return copy(o, was, option_row("load"), *was->load ? SOURCE_CHECKPOINT : SOURCE_DEFAULT);
 }
 
-// Takes the options of the checkpoint's run. The warm-up stays as it was, although a run with more
+// Takes the warm-up of the checkpoint's run, unless this run derives the same. A run with more
 // steps would derive a longer warm-up.
-static bool inherit_run(Options *o, const Options *was) {
-    if (!inherit(o, was, false)) { return false; }
+static bool keep_warmup(Options *o, const Options *was) {
     const OptionRow *warmup = option_row("lr-warmup-iters");
     Options derived = *o;
-    if (!settle_steps(&derived)) { return false; }
     derive_run(&derived);
     return option_source(was, warmup->name) == SOURCE_DEFAULT ||
            option_same(&derived, was, warmup) || copy(o, was, warmup, SOURCE_CHECKPOINT);
@@ -457,7 +455,7 @@ bool options_resolve(Options *o, const OptionFacts *facts) {
     }
     const Options *was = facts->checkpoint;
     if (was != NULL &&
-        ((o->resumes && !keep_load(o, was)) || (options_continue(o) && !inherit_run(o, was)))) {
+        ((o->resumes && !keep_load(o, was)) || (options_continue(o) && !inherit(o, was, false)))) {
         return false;
     }
     if (!settle_preset(o, was)) { return false; }
@@ -466,6 +464,7 @@ bool options_resolve(Options *o, const OptionFacts *facts) {
     derive_model(o);
     if (!settle_steps(o) || !settle_batch(o, (int)max64(1, facts->ranks))) { return false; }
     if (needs_steps(o) && facts->windows != NULL) { count_steps(o, facts); }
+    if (was != NULL && options_continue(o) && !keep_warmup(o, was)) { return false; }
     derive_run(o);
     Options defaults;
     options_default(&defaults);

@@ -395,6 +395,8 @@ TEST(epochs_are_steps) {
             CHECK_EQUAL(o.lr_decay_iters, o.train_iters); // the schedule follows
             CHECK_EQUAL(o.lr_wsd_decay_iters, 2 * o.train_iters / 5);
             CHECK_EQUAL(o.lr_warmup_iters, row->steps[0] / 10); // as the run began
+            bool kept = row->steps[0] / 10 != o.train_iters / 10;
+            CHECK_EQUAL(option_source(&o, "lr-warmup-iters") == SOURCE_CHECKPOINT, kept);
             CHECK(option_source(&o, o.epochs > 0 ? "train-iters" : "epochs") < SOURCE_CHECKPOINT);
         }
         CHECK_TEXT(option_text(&o, option_row("epochs"), text), text_of("%g", row->epochs));
