@@ -1,9 +1,11 @@
+#define _GNU_SOURCE // FNM_EXTMATCH
 #include "io.h"
 #include "host.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -264,7 +266,9 @@ static int unlisted(const char *folder, int error) {
     return 1;
 }
 
-int pattern_files(const char *pattern, glob_t *found) {
+// Writes the pattern with the special characters of leading folders that exist escaped. Returns
+// false if no such folder exists, or if there is no room.
+static bool escape_folders(char escaped[PATH_LENGTH], const char *pattern) {
     char text[PATH_LENGTH];
     size_t names = strlen(pattern); // length of the leading part of the path that exists literally
     path_format(text, "%s", pattern);
@@ -273,12 +277,38 @@ int pattern_files(const char *pattern, glob_t *found) {
         names = slash != NULL ? (size_t)(slash - text) : 0;
         text[names] = '\0';
     }
-    size_t used = pattern_add(text, 0, pattern, names, true);
-    used = pattern_add(text, used, pattern + names, strlen(pattern + names), false);
-    int status = names > 0 && used < PATH_LENGTH ? glob(text, GLOB_BRACE, unlisted, found)
-                                                 : GLOB_NOMATCH;
+    size_t used = pattern_add(escaped, 0, text, names, true);
+    used = pattern_add(escaped, used, pattern + names, strlen(pattern + names), false);
+    return names > 0 && used < PATH_LENGTH;
+}
+
+int pattern_files(const char *pattern, glob_t *found) {
+    char text[PATH_LENGTH];
+    int status = escape_folders(text, pattern) ? glob(text, GLOB_BRACE, unlisted, found)
+                                               : GLOB_NOMATCH;
     if (status == GLOB_NOMATCH) { status = glob(pattern, GLOB_BRACE, unlisted, found); }
     // glob sorts only within each alternative of a brace
     if (status == 0) { qsort(found->gl_pathv, found->gl_pathc, sizeof(char *), compare_names); }
     return status;
+}
+
+// Whether fnmatch() matches the path, with braces as glob() has them: {a,b} becomes @(a|b).
+static bool matches(const char *pattern, const char *path) {
+    char text[2 * PATH_LENGTH], *end = text;
+    int depth = 0; // of braces
+    for (const char *c = pattern; *c != '\0' && end + 2 < text + sizeof(text); c++) {
+        bool closes = *c == '}' && depth > 0;
+        if (*c == '{') { *end++ = '@'; }
+        if (strchr("()|", *c) != NULL) { *end++ = '\\'; }
+        *end++ = *c == '{' ? '(' : closes ? ')' : *c == ',' && depth > 0 ? '|' : *c;
+        depth += (*c == '{') - closes;
+        if (*c == '\\' && c[1] != '\0') { *end++ = *++c; }
+    }
+    *end = '\0';
+    return fnmatch(text, path, FNM_PATHNAME | FNM_PERIOD | FNM_EXTMATCH) == 0;
+}
+
+bool pattern_matches(const char *pattern, const char *path) {
+    char text[PATH_LENGTH];
+    return (escape_folders(text, pattern) && matches(text, path)) || matches(pattern, path);
 }

@@ -74,6 +74,8 @@ bool path_exists(const char *path);        // true for a dangling link
 // nothing matches then, the whole text is a pattern. Returns glob()'s result; at GLOB_ABORTED, the
 // error text names the folder that cannot be read.
 int pattern_files(const char *pattern, glob_t *found);
+// Whether pattern_files() would find the path if it existed.
+bool pattern_matches(const char *pattern, const char *path);
 // Appends n characters to a pattern that has `used` characters. exact: special characters are
 // escaped, so that they match themselves. Returns the new length; PATH_LENGTH: there is no room.
 size_t pattern_add(char pattern[PATH_LENGTH], size_t used, const char *text, size_t n, bool exact);

@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -396,6 +397,12 @@ def test_a_run_warns_of_missing_shards():
             f"{others[2]};")
     says(run(*train, "part/train_*.bin", "--valid-data", "part/val_*.bin").err, said)
     says(run(*train, "1 part/train_*.bin 2 part/val_*.bin").err, said)
+    shutil.copytree("part", "part[2]")
+    for pattern in ("{part,none}/train_*.bin", "{part/train,part/val}_*.bin",
+                    "part[2]/{train,val}_*.bin"):
+        says(run(*train, pattern).err, ": 2 of ")
+    says(run(*train, "part/train_0000{0,1,2}.bin").err, "1 of 3", others[2])
+    assert not run(*train, "{part/train_0000{0,1},part*/val_*}.bin").err
     os.chdir("part")
     says(run(*train, "tr*.bin").err, "tr*.bin: 2 of", f"such as {others[2][5:]};")
     for pattern in os.path.basename(others[0]), "train_0000[01].bin":

@@ -141,6 +141,10 @@ TEST(folders_that_exist_are_no_patterns) {
         glob_t found = {0};
         CHECK_EQUAL(pattern_files(row->pattern, &found), row->files > 0 ? 0 : GLOB_NOMATCH);
         CHECK_EQUAL(found.gl_pathc, row->files);
+        for (int i = 0; i < row->files; i++) {
+            CHECK(pattern_matches(row->pattern, found.gl_pathv[i]));
+        }
+        CHECK(!pattern_matches(row->pattern, "a [1]/u_1.bin"));
         globfree(&found);
     }
     CHECK(folder_remove("[x]")); // no such folder: a pattern, too
@@ -149,6 +153,31 @@ TEST(folders_that_exist_are_no_patterns) {
     CHECK_EQUAL(pattern_files("[x].bin", &found), 0);
     CHECK_TEXT(found.gl_pathv[0], "x.bin");
     globfree(&found);
+}
+
+TEST(a_path_matches_as_if_it_existed) {
+    static const struct {
+        const char *pattern, *path;
+        bool matches;
+    } rows[] = {
+        {"d/t_*.bin", "d/t_1.bin", true},
+        {"d/t_*.bin", "e/t_1.bin", false},
+        {"d/t_{0,1}.bin", "d/t_1.bin", true},
+        {"d/t_{0,1}.bin", "d/t_2.bin", false},
+        {"{a/t,b/t}_*.bin", "b/t_1.bin", true},
+        {"{a/t,b/t}_*.bin", "c/t_1.bin", false},
+        {"{a/t_*,b/t_0}.bin", "a/t_1.bin", true},
+        {"{a/t_*,b/t_0}.bin", "b/t_1.bin", false},
+        {"*/{t,{u,v}}_?.bin", "d/v_1.bin", true},
+        {"*/{t,{u,v}}_?.bin", "d/e/v_1.bin", false},
+        {"t*(1|2).bin", "t_0(1|2).bin", true},
+        {"t*(1|2).bin", "t_01.bin", false},
+        {"t\\{0,1\\}", "t{0,1}", true},
+        {"t\\{0,1\\}", "t0", false},
+        {"t,}_{,1}", "t,}_", true},
+        {"t,}_{,1}", "t,}_2", false},
+    };
+    EACH (row, rows) { CHECK(pattern_matches(row->pattern, row->path) == row->matches); }
 }
 
 // Shards in a folder that cannot be read are not left out in silence. Root may read any folder, so

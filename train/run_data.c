@@ -4,7 +4,6 @@
 
 #include <assert.h>
 #include <cjson/cJSON.h>
-#include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,9 +49,10 @@ static void warn_of_missing(const Run *run, const char *option, const Source *so
         const cJSON *row;
         cJSON_ArrayForEach(row, cJSON_GetObjectItem(manifest, "shards")) {
             const char *name = json_text(row, "name", "");
-            if (fnmatch(path_name(source->pattern), name, 0) != 0) { continue; }
+            path_format(path, "%.*s%s", folder, shard, name);
+            if (!pattern_matches(source->pattern, path)) { continue; }
             listed++;
-            if (path_exists(path_format(path, "%.*s%s", folder, shard, name))) { continue; }
+            if (path_exists(path)) { continue; }
             if (missing++ == 0) { path_format(first, "%s", path); }
         }
         if (missing > 0) {
