@@ -455,7 +455,7 @@ static bool take_options(const Checkpoint *c, const Options *continues, Options 
 // Opens a checkpoint's meta.json, but no tensors, reads the options that a run takes from the
 // checkpoint (without meta.json: from config.json), and verifies its tokenizer.
 static bool open_model(Checkpoint *c, const char *folder, const Options *o, Options *was) {
-    char path[PATH_LENGTH], index[PATH_LENGTH];
+    char path[PATH_LENGTH], index[PATH_LENGTH], word[SHELL_WORD];
     options_default(was);
     if (checkpoint_newest(folder) >= 0) {
         return fail("%s: a run's folder; give one of its checkpoints, such as %s/latest", folder,
@@ -476,8 +476,9 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
     path_format(path, "%s/" MODEL_FILE, c->path);
     path_format(index, "%s.index.json", path);
     if (ok && !o->plan && !o->list_tensors && !path_exists(path) && path_exists(index)) {
-        ok = fail("%s: its weights are in several files; scripts/convert_hf import makes them one",
-                  c->path);
+        ok = fail("%s: its weights are in several files; scripts/convert_hf import %s --output DIR "
+                  "makes them one",
+                  c->path, shell_word(word, c->path));
     }
     if (!ok) { checkpoint_close(c); }
     return ok;

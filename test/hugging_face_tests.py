@@ -426,7 +426,7 @@ def test_loads_that_do_not_fit_are_refused():
         assert (f"warning: {option} {now}: the weights of the checkpoint {name}_start were trained "
                 f"with {was}\n") in said, said
     split(model_folder("m"), 2)
-    load("m", "in several files", "scripts/convert_hf import")
+    load("m", "in several files", "scripts/convert_hf import m --output DIR makes them one")
     assert not run(*tiny, "--load", "m", check=False).out, "it is said after the run's start"
     assert "parameters" in run("train_gpt", "--load", "m", "--plan").out
     write("m/config.json", "{")
@@ -572,7 +572,7 @@ def test_what_was_exported_comes_back():
             assert all(whole.pop(key) == row for key, row in held.items())
         assert not whole and index["metadata"]["total_size"] == sum(sizes.values())
         refused(run("train_gpt", "--load", "parts", *DATA, check=False),
-                "scripts/convert_hf import")
+                "scripts/convert_hf import parts --output DIR")
         shutil.rmtree("again_start", ignore_errors=True)
         says(imported("parts", "again_start").out, "BF16, F8_E4M3")
         for folder in ("one", "again_start"):
