@@ -5,6 +5,7 @@
 // document is a begin-of-text token (by default the end-of-text token) and then the text. The
 // tokens are bytes, or those of the file that --tokenizer names. This file must have the rule by
 // which text is split into words.
+#include "choices.h"
 #include "loader.h"
 #include "tokenizer.h"
 
@@ -159,17 +160,19 @@ static Text open_text(const char *path) {
     Text text = {.path = path};
     text.file = file_open(path, &text.bytes);
     if (text.file < 0) { die("%s", error_text()); }
-    if (text.bytes == 0) { die("%s: an empty file", path); }
     char first[64] = "";
     int32_t magic;
     size_t n = text.bytes < sizeof(first) ? text.bytes : sizeof(first) - 1;
     read_text(&text, first, n, 0);
     memcpy(&magic, first, sizeof(magic));
-    // a glob such as data/* also matches the outputs of an earlier run of this program
-    if (magic == SHARD_MAGIC || magic == TOKENIZER_MAGIC) {
-        die("%s: a shard or a tokenizer, no text; name the texts alone", path);
+    // a glob such as data/* also matches what an earlier run or scripts/prepare_data has written
+    if (magic == SHARD_MAGIC || magic == LLAMA3_MAGIC || magic == MASK_MAGIC ||
+        magic == STARTS_MAGIC || magic == CHOICES_MAGIC || magic == TOKENIZER_MAGIC) {
+        die("%s: a shard or a tokenizer, or a file beside them, no text; name the texts alone",
+            path);
     }
     text.begin = strncmp(first, mark, strlen(mark)) == 0 ? strlen(mark) : 0;
+    if (text.begin == text.bytes) { die("%s: an empty file", path); }
     const char *row = first + text.begin;
     row += strspn(row, " \t\r\n[");
     text.has_rows = *row == '{' && row[1 + strspn(row + 1, blank)] == '"';

@@ -21,6 +21,11 @@ prepare() {
     head -c 1500 d/x_train.bin >cut.bin
     cp d/x_train.bin alone.bin # without a tokenizer beside it
     : >empty.txt
+    printf '\xef\xbb\xbf' >marked.txt
+    for magic in 20240801 20261124 20261128 20240522; do # little-endian
+        hex=$(printf %08x "$magic")
+        printf %b "\\x${hex:6:2}\\x${hex:4:2}\\x${hex:2:2}\\x${hex:0:2}" >"$magic.bin"
+    done
     printf 'valid-data a.bin\nvalid-data b.bin\n' >twice.txt
     printf 'one\n<|endoftext|>\ntwo, which is longer\n' >named
     printf 'o\0n\0e\0' >utf16
@@ -108,8 +113,13 @@ test_refusals() {
 1|tokenize --output-prefix e/x|no text files given|--help
 1|tokenize --output-prefix e/x nothing.txt|nothing.txt: No such file
 1|tokenize --output-prefix e/x text empty.txt|empty.txt: an empty file
+1|tokenize --output-prefix e/x text marked.txt|marked.txt: an empty file
 1|tokenize --output-prefix d/x text d/x_train.bin|d/x_train.bin: a shard or a tokenizer|name the texts alone
 1|tokenize --output-prefix d/x text d/x_tokenizer.bin|d/x_tokenizer.bin: a shard or a tokenizer
+1|tokenize --output-prefix e/x text 20240801.bin|20240801.bin: a shard or a tokenizer
+1|tokenize --output-prefix e/x text 20261124.bin|20261124.bin: a shard or a tokenizer
+1|tokenize --output-prefix e/x text 20261128.bin|20261128.bin: a shard or a tokenizer
+1|tokenize --output-prefix e/x text 20240522.bin|20240522.bin: a shard or a tokenizer
 1|tokenize --output-prefix e/x --valid-fraction 1 text|--valid-fraction 1: must be a number from 0 to below 1
 1|tokenize --output-prefix e/x --valid-fraction 0x0.1 text|--valid-fraction 0x0.1: must be a number from 0 to below 1
 1|tokenize --output-prefix own text own_val.bin|own_val.bin: a text, which --output-prefix own would overwrite; give another prefix
