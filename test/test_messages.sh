@@ -106,8 +106,10 @@ test_refusals() {
 1|train --metrics taken|--metrics taken: Is a directory
 1|train --metrics pipe|error: --metrics pipe: a pipe or a terminal
 1|train --dump-gradients nowhere/g|--dump-gradients nowhere/g: No such file or directory
-1|train --dump-gradients g --train-iters 0|--dump-gradients g: no step is left to train: step 0 is done, and --train-iters is 0
-1|train --dump-gradients g --resume whole|--dump-gradients g: no step is left to train: step 3 is done, and --train-iters is 3|!warning
+1|train --dump-gradients g --train-iters 0|--dump-gradients g: this run trains no step (--train-iters 0)
+1|train --dump-gradients g --resume whole|nothing to train: step 3 is done|--dump-gradients g: this run trains no step (--train-iters 3)|!warning
+1|train --dump-gradients g --load whole --sample-only|--dump-gradients g: this run trains no step (--sample-only)
+1|train --dump-gradients g --load whole --eval-only --valid-data d/x_val.bin|--dump-gradients g: this run trains no step (--eval-only)|!eval after
 0|train --dump-gradients dumped --resume whole --train-iters 4|gradients in dumped|!nothing is saved
 1|tokenize text|--output-prefix is missing|--help
 1|tokenize --output-prefix e/x|no text files given|--help
