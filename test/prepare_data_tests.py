@@ -295,6 +295,8 @@ def test_folders_are_read_whole():
         bad("walk", "SOURCE walk/sub: Permission denied; make it readable")
         for source in "walk/*/s.*", "walk/*/f.txt", "wal[k]/**/f.txt", "w*/s*/*.md":
             bad(source, f"SOURCE {source}: walk/", "sub: Permission denied; make it readable")
+        os.mkdir("w[a]lk")  # nothing matches in it
+        bad("w[a]lk/*/s.*", "SOURCE w[a]lk/*/s.*: walk/sub: Permission denied; make it readable")
         assert sources.expand(["walk/l*/f.txt"], "SOURCE")[0] == ["walk/linked/f.txt"]
     finally:
         os.scandir = scandir

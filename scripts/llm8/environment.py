@@ -77,6 +77,20 @@ def named_by(option):
         die(f"{option}{f' {error.filename}' if error.filename else ''}: {why(error)}")
 
 
+def listed(folder, pattern):
+    """Returns the paths in the folder that match, in order. Raises the error of a folder that
+    cannot be read; glob() passes over such a folder."""
+    folder = glob.escape(folder)
+    found = sorted(glob.glob(folder + pattern, recursive=True))
+    while glob.has_magic(pattern):
+        pattern = os.path.dirname(pattern)
+        for path in glob.glob(os.path.join(folder + pattern, "") or "./", recursive=True):
+            path = os.path.dirname(path)
+            if os.path.basename(path) != LOST:
+                os.scandir(path).close()
+    return found
+
+
 def matching(pattern):
     """Returns the path if it exists, or else the paths that match it as a glob pattern, in order.
     Leading folders that exist by their literal names are not read as patterns (base/io.h). Raises
@@ -84,14 +98,7 @@ def matching(pattern):
     exact = pattern
     while exact and not os.path.lexists(exact):
         exact = os.path.dirname(exact)
-    rest = pattern[len(exact):]
-    found = glob.glob(glob.escape(exact) + rest, recursive=True) if exact else []
-    while glob.has_magic(rest): # glob() passes over such a folder
-        rest = os.path.dirname(rest)
-        for folder in glob.glob(glob.escape(exact) + rest or ".", recursive=True):
-            if os.path.isdir(folder) and os.path.basename(folder) != LOST:
-                os.scandir(folder).close()
-    return sorted(found or glob.glob(pattern, recursive=True))
+    return exact and listed(exact, pattern[len(exact):]) or listed("", pattern)
 
 
 def write_durably(path, parts):
