@@ -893,6 +893,34 @@ TEST(losses_of_bad_logits_are_not_finite) {
     }
 }
 
+// Of a target whose logit lies far below the row's log-sum-exp, which is given.
+TEST(losses_far_above_their_log_sum_exp) {
+    if (!has_fp8()) {
+        test_skip("FP8 needs compute capability 8.9");
+        return;
+    }
+    const int M = 64, V = 60, P = 64;
+    Quantised q(M, P, FP8_E4M3, 1.0f);
+    Floats logits(M * P), given, expected(M);
+    Ints host_targets(M);
+    for (int i = 0; i < M; i++) {
+        float logit = bf16_decode(bf16_encode(-100.0f * (float)(i + 1)));
+        host_targets[i] = i * 7 % V;
+        logits[i * P + host_targets[i]] = logit;
+        given.insert(given.end(), {0.0f, (float)(V - 1)}); // a row's maximum and sum
+        expected[i] = logf((float)(V - 1)) - logit;
+    }
+    put_floats(q.bf16, logits);
+    FloatBuffer losses(M), rows(loss_scratch_floats(M)), max_sums(max_sums_floats(M, P));
+    Buffer<int> targets(M);
+    targets.put(host_targets.data());
+    max_sums.put(given.data());
+    gpu_cross_entropy(
+        &gpu, losses.data, q.tensor(SCALE_DELAYED, true), {rows.data, rows.count * sizeof(float)},
+        {max_sums.data, max_sums.count * sizeof(float)}, targets.data, M, V, P, {1.0f, 0.0f, 0.0f});
+    check_losses(losses.get(), expected, logits, host_targets, P, 0.0f, 2e-6);
+}
+
 TEST(special_values) {
     float specials[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e30f, -1e30f, 1e-30f};
     Floats x(16 * 16);
