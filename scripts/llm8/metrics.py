@@ -385,5 +385,5 @@ def cells(run):
             "loss": fixed(run.recent("loss")), "valid": fixed(run.last("valid_loss", "evals")),
             "lr": shown(run.last("lr"), ".2e"), "norm": fixed(run.recent("norm"), 3),
             "tok/s": counted(run.recent("tokens_per_s")),
-            "left": "-" if run.over else duration(left), "skipped": f"{run.skipped:,}",
+            "ETA": "-" if run.over else duration(left), "skipped": f"{run.skipped:,}",
             "state": state_of(run)}

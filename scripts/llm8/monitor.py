@@ -1,4 +1,4 @@
-"""Watches runs: on the terminal (losses, throughput, time left, the curve) and in TensorBoard.
+"""Watches runs: on the terminal (losses, throughput, ETA, the curve) and in TensorBoard.
 
   scripts/monitor run/gpt2
   scripts/monitor run/bf16 run/fp8 --once               one look
@@ -22,7 +22,7 @@ from .command_line import Parser, number
 from .text import counted, fixed, many, memory, printable
 
 LETTERS = "*ox+#@" # the letters of the curves, one for each run
-DROPPED = ["norm", "lr", "skipped", "valid", "left", "tok/s", "loss"] # columns dropped if narrow
+DROPPED = ["norm", "lr", "skipped", "valid", "ETA", "tok/s", "loss"] # columns dropped if narrow
 
 
 def chart(runs, width, height):

@@ -58,7 +58,7 @@ def show_progress(label, run, last=False):
         run.poll()
         now = cells(run)
         line = f"{label} | step {now['step']} | loss {now['loss']} | {now['tok/s']} tok/s | " + (
-            run.state + "\n" if last else f"{now['left']} left")
+            run.state + "\n" if last else f"ETA {now['ETA']}")
         print(("\r\033[K" if live else "") + (line if run.starts or not last else ""), end="",
               flush=True)
 
