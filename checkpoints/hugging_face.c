@@ -470,11 +470,10 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
         if (item != NULL) { cJSON_AddItemToObject(json, keys[i].key, cJSON_Duplicate(item, true)); }
     }
     cJSON_AddBoolToObject(json, "tie_word_embeddings", !o->untie_embeddings_and_output_weights);
-    // programs of before transformers 4.56 know only the second name; without it some serve in FP16
-    for (int i = 0; i < 2; i++) {
-        cJSON_AddStringToObject(json, i == 0 ? "dtype" : "torch_dtype",
-                                dtype == DTYPE_F32 ? "float32" : "bfloat16");
-    }
+    const char *type = dtype == DTYPE_F32 ? "float32" : "bfloat16";
+    cJSON_AddStringToObject(json, "dtype", type);
+    // programs of before transformers 4.56 know only this name; without it some serve in FP16
+    cJSON_AddStringToObject(json, "torch_dtype", type);
     if (dtype == DTYPE_F8_E4M3) { cJSON_AddRawToObject(json, "quantization_config", FP8_CONFIG); }
     return cJSON_Print(json);
 }

@@ -213,13 +213,12 @@ def main():
     p.add_argument("--bench", default=os.path.join(ROOT, "test", "results", "bench.jsonl"),
                    metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
     o, options = p.parse_known_args()
-    head = [option for option in options if option in ("--fp8-lm-head", "--no-fp8-lm-head")]
-    fp8 = "fp8-head" if head[-1:] == ["--fp8-lm-head"] else "fp8"
     records = read_records(o.bench, o.device)
     plan, refusal = plan_of([built("train_gpt"), *options])
     if plan is None: # the trainer knows its own options only
         die(re.sub(r"(unknown option (\S+)) \(", lambda found: found[1] + guess(
             found[2], p._option_string_actions) + " (", refusal))
+    fp8 = "fp8-head" if re.search(r"(?<!\S)--fp8-lm-head(?!\S)", plan) else "fp8"
     size = size_of(plan)
     steps, batch, micro, length = (int(option_of(plan, name)) for name in (
         "train-iters", "global-batch-size", "micro-batch-size", "seq-length"))

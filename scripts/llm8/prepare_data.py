@@ -576,10 +576,8 @@ def check_files(o):
     sources.expand(o.valid, "--valid")
 
 
-def warn_of_sets(files):
-    """Warns of what the folder of a data set has besides its split for training, by the names of
-    the files: splits for tests or validation, and the README.md beside rows. Warns of what it
-    lacks: of files such as train-00001-of-00003.parquet, those between others."""
+def warn_of_gaps(files):
+    """Warns of files such as train-00001-of-00003.parquet that are missing between others."""
     parts = {}
     for match in filter(None, map(PART.fullmatch, files)):
         parts.setdefault((match[1], match[3], len(match[2])), set()).add(int(match[2]))
@@ -590,9 +588,15 @@ def warn_of_sets(files):
     if gaps:
         warn(f"{many(len(gaps), 'file')} missing between others of a set, such as {gaps[0]}; "
              "download it again, if the set is meant to be whole")
+
+
+def warn_of_splits(files):
+    """Warns of what the folder of a data set has besides its split for training, by the names of
+    the files: splits for tests or validation, and the README.md beside rows."""
     rows = [path for path in files if sources.kind_of(path) != "text"]
-    base = os.path.commonpath(list(map(os.path.abspath, rows))) if rows else ""
-    names = [os.path.abspath(path)[len(base):] for path in rows]
+    paths = list(map(os.path.abspath, rows))
+    base = os.path.commonpath(paths) if paths else ""
+    names = [path[len(base):] for path in paths]
     held = [path for path, name in zip(rows, names)
             if TEST_SPLIT.search(name) and not TRAIN_SPLIT.search(name)]
     if held and any(map(TRAIN_SPLIT.search, names)):
@@ -613,7 +617,8 @@ def find_files(o):
         train += paths
         valid += valid_paths
     files, others = sources.expand(train, "SOURCE")
-    warn_of_sets(files)
+    warn_of_gaps(files)
+    warn_of_splits(files)
     valid_files, valid_others = sources.expand(valid + o.valid, "--valid")
     if others + valid_others:
         print(f"left out: {many(others + valid_others, 'file')} of other kinds than "
