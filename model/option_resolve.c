@@ -157,6 +157,28 @@ static bool copy(Options *to, const Options *from, const OptionRow *row, OptionS
     return option_set(to, row->name, option_text(from, row, value), source);
 }
 
+// Gives an option its default if one that excludes it comes from a stronger source: --bf16 on the
+// command line of a run that resumes turns off the checkpoint's --fp8-format.
+static bool turn_off_excluded(Options *o) {
+    static const struct {
+        const char *on, *off;
+    } pairs[] = {{"bf16", "fp8-format"},
+                 {"sample-prompt", "sample-tokens"},
+                 {"sample-tokens", "sample-prompt"}};
+    Options defaults;
+    options_default(&defaults);
+    for (int i = 0; i < (int)(sizeof(pairs) / sizeof(pairs[0])); i++) {
+        OptionSource source = option_source(o, pairs[i].on);
+        if (option_same(o, &defaults, option_row(pairs[i].on)) ||
+            source <= option_source(o, pairs[i].off)) {
+            continue;
+        }
+        if (!copy(o, &defaults, option_row(pairs[i].off), source)) { return false; }
+        option_set_source(o, pairs[i].off, SOURCE_DERIVED);
+    }
+    return true;
+}
+
 // Returns whether the checkpoint's value of an option is what this run would derive from its own
 // preset, data and defaults and from the checkpoint's other values. Such a value is derived again,
 // and not taken from the checkpoint.
@@ -462,7 +484,10 @@ bool options_resolve(Options *o, const OptionFacts *facts) {
     if (facts->data != NULL && !facts->data(facts->context, o)) { return false; }
     if (was != NULL && !inherit_model(o, *was)) { return false; }
     derive_model(o);
-    if (!settle_steps(o) || !settle_batch(o, (int)max64(1, facts->ranks))) { return false; }
+    if (!turn_off_excluded(o) || !settle_steps(o) ||
+        !settle_batch(o, (int)max64(1, facts->ranks))) {
+        return false;
+    }
     if (needs_steps(o) && facts->windows != NULL) { count_steps(o, facts); }
     if (was != NULL && options_continue(o) && !keep_warmup(o, was)) { return false; }
     derive_run(o);

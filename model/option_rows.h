@@ -155,7 +155,8 @@ REAL("clip-grad", clip_grad, "1.0", 0, 1e9, "largest global gradient norm; 0: no
 #undef GROUP
 #define GROUP "Precision"
 FLAG("bf16", bf16, "false",
-    "operands of the linear layers in BF16 (emulated on the CPU)", PRECISION)
+    "operands of the linear layers in BF16 (emulated on the CPU); turns off the --fp8-format of a "
+    "checkpoint or file", PRECISION)
 CHOICE("fp8-format", fp8_format, Fp8Format, "none",
     N(FP8_FORMAT_NONE, "none") N(FP8_FORMAT_HYBRID, "hybrid") N(FP8_FORMAT_E4M3, "e4m3")
     N(FP8_FORMAT_E5M2, "e5m2"),

@@ -492,6 +492,12 @@ TEST(a_resume_takes_what_is_not_given) {
         {"--fp8-format e4m3 --fp8-margin 2", RESUMED, "fp8-margin 2"},
         {"--fp8-format e4m3", RESUMED "--fp8-format none", "fp8-format none"},
         {"--bf16", RESUMED "--no-bf16", "bf16 false"},
+        {"--fp8-format e4m3", RESUMED "--bf16", "fp8-format none, bf16 true"},
+        {"--fp8-format e4m3", RESUMED "--bf16 --fp8-format hybrid", "fp8-format hybrid"},
+        {"--fp8-format e4m3 --bf16", RESUMED, "fp8-format e4m3, bf16 true"},
+        {"--fp8-format e4m3", RESUMED "--no-bf16", "fp8-format e4m3"},
+        {"--sample-prompt a", RESUMED "--sample-tokens 1", "sample-prompt , sample-tokens 1"},
+        {"--sample-tokens 1", RESUMED "--sample-prompt a", "sample-prompt a, sample-tokens "},
         {"--load x", RESUMED, "load x, embedding-lr-mult 1"},
         {"--load x", RESUMED "--load y", "load x"}, // the weights are neither's
         {"", RESUMED "--load y", "load "},

@@ -366,6 +366,17 @@ TEST(resumed_runs_derive_again) {
     }
 }
 
+// An option on the command line turns off what it excludes in a file.
+TEST(stronger_options_exclude_weaker_ones) {
+    text_write("both.txt", "fp8-format hybrid\nbf16\nsample-tokens 1\n");
+    Options o = options_of("--config both.txt");
+    CHECK(o.fp8_format == FP8_FORMAT_HYBRID && strcmp(o.sample_tokens, "1") == 0);
+    o = options_of("--config both.txt --bf16 --sample-prompt a");
+    CHECK(o.fp8_format == FP8_FORMAT_NONE && o.sample_tokens[0] == '\0');
+    o = options_of("--config both.txt --bf16 --fp8-format e4m3 --no-bf16 --sample-prompt=");
+    CHECK(o.fp8_format == FP8_FORMAT_E4M3 && strcmp(o.sample_tokens, "1") == 0);
+}
+
 // --epochs makes the number of steps; a resume, here after step 1, adds to its step those that are
 // left, unless it is given steps. steps: after an epoch of 103 windows, in batches of 8.
 TEST(epochs_are_steps) {
