@@ -127,6 +127,15 @@ def test_the_answers_count():
     assert held["documents"] == 120 and held["window"] == 96
 
 
+def test_a_tokenizers_dropout_cuts_no_conversation_at_random():
+    held = json.loads(read(make_tokenizer("drops", PLAIN)))
+    held["model"]["dropout"] = 0.5
+    write("drops/tokenizer.json", json.dumps(held))
+    prepared("d_drops", "drops/tokenizer.json", "talks.jsonl", "--seq-length", 96,
+             "--shard-tokens", 1000)
+    assert read("d_drops/train_00000.bin") == read("d/train_00000.bin")
+
+
 def test_the_template_may_lie_beside():
     tokenizer = make_tokenizer("beside", PLAIN, beside=True)
     prepared("e", tokenizer, "talks.jsonl", "--seq-length", 96, "--shard-tokens", 1000)

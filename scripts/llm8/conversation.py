@@ -322,9 +322,8 @@ class ChatTemplate:
                               "tokenizer.json, or take that model's tokenizer")
         self.named = vocabulary.named_specials()
         self.specials = {name: text for name, text in self.named.items() if text is not None}
-        self.tokenizer = Tokenizer.from_str(vocabulary.json)
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
+        # a copy, which recognises the names of special tokens
+        self.tokenizer = Tokenizer.from_str(vocabulary.tokenizer.to_str())
         texts = [*vocabulary.specials, *self.specials.values()]
         self.special, self.added = (re.compile("|".join(
             [*map(re.escape, sorted(filter(None, held), key=len, reverse=True)),
