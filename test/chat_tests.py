@@ -2,6 +2,7 @@
 the trainers make of it.
 """
 
+import csv
 import datetime
 import glob
 import hashlib
@@ -400,6 +401,24 @@ def test_files_of_every_kind_have_the_same_rows():
         assert len(made[-1]) == 7 and made[-1] == made[0], name
     prepared("field", "plain/tokenizer.json", "rows.parquet", "--text-field", "text")
     assert not glob.glob("field/*.mask"), "a text has a mask"
+
+
+def test_messages_may_be_maps_or_json():
+    """As Spark writes messages; and as a .csv holds them."""
+    write_rows("rows.jsonl", [{"messages": held} for held in TALKS[:20]])
+    kind = pyarrow.list_(pyarrow.map_(pyarrow.string(), pyarrow.string()))
+    maps = [[list(message.items()) for message in held] for held in TALKS[:20]]
+    pyarrow.parquet.write_table(pyarrow.table({"messages": pyarrow.array(maps, kind)}),
+                                "maps.parquet")
+    with open("json.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["messages"], *([json.dumps(held)] for held in TALKS[:20])])
+    for name in ("rows.jsonl", "maps.parquet", "json.csv"):
+        prepared(f"as_{name}", "plain/tokenizer.json", name, "--valid-fraction", 0)
+        assert read(f"as_{name}/train_00000.bin") == read("as_rows.jsonl/train_00000.bin"), name
+    twice = pyarrow.array([[[("role", "user"), ("role", "user")]]], kind)
+    pyarrow.parquet.write_table(pyarrow.table({"messages": twice}), "twice.parquet")
+    refused(call(prepare_data, "--output", "twice", "--tokenizer", "plain/tokenizer.json",
+                 "--jobs", 1, "twice.parquet"), "twice.parquet, row 0: ", "duplicate")
 
 
 def template(source):

@@ -181,6 +181,10 @@ def test_rows_are_read_in_every_form():
     pair = {"prompt": said("a"), "completion": said("a", "b")[1:]}
     for row, expected in (
             (messages, messages), ({"conversations": said("a", "b")}, messages),
+            ({"messages": json.dumps(said("a", "b"))}, messages),
+            ({"conversations": json.dumps([asked, told])}, messages),
+            ({"prompt": json.dumps([asked]), "completion": "b"},
+             pair | {"prompt": said(json.dumps([asked]))}),
             ({"conversations": [asked, told], "id": 5}, messages),
             ({"conversation": [{"from": "user", "value": "a"}, {"from": "chatgpt", "value": "b"}],
               "system": ""}, messages),
@@ -238,6 +242,8 @@ def test_rows_are_read_in_every_form():
             ({"conversations": [asked, {"from": "narrator", "value": "x"}]}, "'narrator'", "human"),
             ({"conversations": [{"from": "function_call", "value": "f(1)"}]}, "function_call"),
             ({"conversations": "a"}, "its messages"), ({"conversations": ["a"]}, "its messages"),
+            ({"messages": "{}"}, "its messages"),
+            ({"messages": '[{"role": "user", "role": "user"}]'}, "the key \"role\" is there twice"),
             (alpaca | {"history": ["a"]}, "history"), (alpaca | {"input": 5}, "input"),
             ({"prompt": "a", "chosen": "b", "rejected": "c"}, "chosen, rejected"),
             (messages | {"rejected_response": "c"}, "rejected_response"),

@@ -4,7 +4,7 @@ converted to OpenAI's messages.
 Other content is never dropped silently: fields that belong to the row's form are used,
 contradictory fields are refused, and other fields that look like content are counted."""
 
-from .text import from_json
+from .text import from_json, parse_json
 
 # what a row with a conversation may have in each form
 OPTIONAL = ("system", "weight", "tools", "chat_template_kwargs")
@@ -125,7 +125,10 @@ def refuse_preferences(found):
 
 
 def as_messages(held, role):
-    """Returns a list of messages. held: such a list or, with a role, one message's content."""
+    """Returns a list of messages. held: such a list; with a role, also one message's content;
+    without one, also the list as a JSON text."""
+    if isinstance(held, str) and not role:
+        held = from_json(held, parse_json)
     if not isinstance(held, list) or not all(
             isinstance(message, dict) and message.keys() & {"role", "from"} for message in held):
         if role:

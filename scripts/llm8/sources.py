@@ -389,8 +389,9 @@ def rows_of(path, batches, index, take):
     for batch in batches:
         for row in batch.to_struct_array():
             try:
-                yield take({name: without_nulls(value) for name, value in row.as_py().items()})
-            except ValueError as error:  # also bytes that are not UTF-8
+                held = row.as_py(maps_as_pydicts="strict")
+                yield take({name: without_nulls(value) for name, value in held.items()})
+            except ValueError as error:  # also bytes that are not UTF-8, and a map's key twice
                 yield BadSource(f"{path}, row {index}: {error}")
             index += 1
 
