@@ -163,6 +163,7 @@ static bool turn_off_excluded(Options *o) {
     static const struct {
         const char *on, *off;
     } pairs[] = {{"bf16", "fp8-format"},
+                 {"deterministic", "check-interval"}, // --no-deterministic excludes it
                  {"sample-prompt", "sample-tokens"},
                  {"sample-tokens", "sample-prompt"}};
     Options defaults;
@@ -242,9 +243,14 @@ static bool inherit_model(Options *o, Options was) {
     EACH_OPTION (row) {
         int i = (int)(row - option_table);
         bool is_shape = option_is_shape(row, (Arch)was.arch), given = o->source[i] >= SOURCE_FILE;
-        if (!of_model(row) || was.source[i] == SOURCE_DEFAULT) { continue; }
+        if (!of_model(row)) { continue; }
         option_text(o, row, now);
         option_text(&was, row, then);
+        if (given && row->offset == offsetof(Options, init_method_std) && strcmp(now, then) != 0) {
+            warn("--%s %s has no effect: the weights are those of the checkpoint %s", row->name,
+                 now, o->origin);
+        }
+        if (was.source[i] == SOURCE_DEFAULT) { continue; }
         reshaped |= named && is_shape && preset.source[i] == SOURCE_DERIVED &&
                     !option_same(&preset, &was, row);
         if (strcmp(now, then) == 0) { continue; }
@@ -303,6 +309,26 @@ const char *option_from_checkpoint(const Options *o, const char *name, char out[
     bool taken = option_source(o, name) == SOURCE_CHECKPOINT;
     return path_format(out, "%s%s%s", taken ? " (of the checkpoint " : "", taken ? o->origin : "",
                        taken ? ")" : "");
+}
+
+// Refuses two actions, because a run does one. --plan plans the memory of a run that trains,
+// evaluates or samples.
+static bool check_actions(const Options *o) {
+    static const char *const actions[] = {"eval-only", "sample-only",      "dump-gradients",
+                                          "plan",      "list-checkpoints", "list-tensors",
+                                          "export"};
+    const char *other = NULL;
+    Options defaults;
+    options_default(&defaults);
+    for (int i = 0; i < (int)(sizeof(actions) / sizeof(actions[0])); i++) {
+        const char *action = actions[i];
+        if (option_same(o, &defaults, option_row(action))) { continue; }
+        if (other != NULL && strcmp(action, "plan") != 0) {
+            return fail("--%s: --%s is given too; leave one of them out", action, other);
+        }
+        other = action;
+    }
+    return true;
 }
 
 static bool check_values(const Options *o) {
@@ -498,5 +524,5 @@ bool options_resolve(Options *o, const OptionFacts *facts) {
                        !option_same(o, &defaults, row);
         if (derived) { option_set_source(o, row->name, SOURCE_DERIVED); }
     }
-    return check_values(o);
+    return check_actions(o) && check_values(o);
 }

@@ -6,7 +6,8 @@
 // A CHOICE also has the name of its enum before the default; N(CONSTANT, "text") is one choice.
 // After the help text a row names its OptionEffect, unless that is EFFECT_RESULTS. The last
 // argument is NEEDS("another") if the option has no effect while that other option is at its
-// default.
+// default, or NEEDS("another value") if it needs that value; "|" separates options of which one is
+// enough.
 // clang-format off
 #define GROUP "Model"
 TEXT("model", model, "gpt2-124m", "PRESET",
@@ -47,12 +48,12 @@ REAL("rope-scaling-factor", rope_scaling_factor, "8", 1, 1e6,
     "by how many times --rope-scaling stretches", NEEDS("rope-scaling"))
 REAL("rope-low-freq-factor", rope_low_freq_factor, "1", 1e-6, 1e6,
     "llama3: frequencies with fewer turns over the original length are scaled fully",
-    NEEDS("rope-scaling"))
+    NEEDS("rope-scaling llama3"))
 REAL("rope-high-freq-factor", rope_high_freq_factor, "4", 1e-6, 1e6,
     "llama3: frequencies with more turns over the original length stay as they are",
-    NEEDS("rope-scaling"))
+    NEEDS("rope-scaling llama3"))
 INT("rope-original-length", rope_original_length, "8192", 1, 1 << 30,
-    "llama3: the sequence length before scaling", NEEDS("rope-scaling"))
+    "llama3: the sequence length before scaling", NEEDS("rope-scaling llama3"))
 REAL("init-method-std", init_method_std, "0", 0, 10,
     "standard deviation of the initial weights; 0: 15.36/C up to 768 channels (at most 0.06), then "
     "0.02, from 2048 channels 40.96/C",
@@ -125,7 +126,8 @@ REAL("head-lr-mult", head_lr_mult, "1", 0, 1e6,
 REAL("vector-lr-mult", vector_lr_mult, "-1", -1, 1e6,
     "factor of --lr for the weights of norms, and for biases; 0: frozen; -1: 4 with AdamW, 1 with "
     "Muon or --load")
-REAL("min-lr", min_lr, "0", 0, 100, "learning rate at the end of the decay")
+REAL("min-lr", min_lr, "0", 0, 100, "learning rate at the end of the decay",
+    NEEDS("lr-decay-style cosine|lr-decay-style linear|lr-decay-style wsd"))
 CHOICE("lr-decay-style", lr_decay_style, DecayStyle, "wsd",
     N(DECAY_COSINE, "cosine") N(DECAY_LINEAR, "linear") N(DECAY_CONSTANT, "constant")
     N(DECAY_WSD, "wsd"),
@@ -136,7 +138,7 @@ LONG("lr-decay-iters", lr_decay_iters, "0", 0, COUNT_MAX,
     "step at which the decay ends; 0: --train-iters")
 LONG("lr-wsd-decay-iters", lr_wsd_decay_iters, "0", 0, COUNT_MAX,
     "length of the decay of wsd, which begins after the warm-up at the earliest; 0: two fifths of "
-    "--lr-decay-iters")
+    "--lr-decay-iters", NEEDS("lr-decay-style wsd"))
 REAL("weight-decay", weight_decay, "0.1", 0, 100, "decoupled, on matrices only")
 CHOICE("adam-dtype", adam_dtype, StateType, "fp32",
     N(STATE_FP32, "fp32") N(STATE_BF16, "bf16") N(STATE_8BIT, "8bit"),
@@ -168,15 +170,15 @@ CHOICE("fp8-recipe", fp8_recipe, Fp8Recipe, "delayed",
     "scales from the amax history of earlier steps, from each tensor itself, or from each block of "
     "128 values of it (of a weight, 128 x 128)", PRECISION, NEEDS("fp8-format"))
 INT("fp8-margin", fp8_margin, "0", -32, 32,
-    "delayed: leave 2^N of headroom in the scale", PRECISION, NEEDS("fp8-format"))
+    "delayed: leave 2^N of headroom in the scale", PRECISION, NEEDS("fp8-recipe delayed"))
 INT("fp8-e5m2-margin", fp8_e5m2_margin, "5", 0, 16,
     "delayed: further headroom for E5M2: gradients may grow 2^N-fold from one step to the next",
-    PRECISION, NEEDS("fp8-format"))
+    PRECISION, NEEDS("fp8-recipe delayed"))
 INT("fp8-amax-history-len", fp8_amax_history_len, "1024", 1, 65536,
     "delayed: optimizer steps whose largest amax sets the scale; 1: the most recent", PRECISION,
-    NEEDS("fp8-format"))
+    NEEDS("fp8-recipe delayed"))
 FLAG("fp8-blockwise-fp32-scales", fp8_blockwise_fp32_scales, "false",
-    "blockwise: scales need not be powers of two", PRECISION, NEEDS("fp8-format"))
+    "blockwise: scales need not be powers of two", PRECISION, NEEDS("fp8-recipe blockwise"))
 FLAG("first-last-layers-bf16", first_last_layers_bf16, "false",
     "keep the first and last blocks in BF16", PRECISION, NEEDS("fp8-format"))
 INT("num-layers-at-start-in-bf16", num_layers_at_start_in_bf16, "1", 0, 4096,
@@ -202,25 +204,30 @@ LONG("fp8-stats-interval", fp8_stats_interval, "0", 0, COUNT_MAX,
 #undef GROUP
 #define GROUP "Evaluation and sampling"
 LONG("eval-interval", eval_interval, "250", 1, COUNT_MAX,
-    "steps between evaluations (with --valid-data)", NOTHING)
+    "steps between evaluations (with --valid-data)", NOTHING, NEEDS("valid-data|eval-choices"))
 LONG("eval-iters", eval_iters, "20", 0, COUNT_MAX,
-    "global batches per evaluation; 0: all validation data", EVALUATION)
+    "global batches per evaluation; 0: all validation data", EVALUATION, NEEDS("valid-data"))
 CHOICE("eval-precision", eval_precision, EvalPrecision, "same",
     N(EVAL_SAME, "same") N(EVAL_BF16, "bf16"),
     "precision of the linear layers in evaluations and samples: as in training, or BF16", PRECISION)
 LONG("sample-interval", sample_interval, "0", 0, COUNT_MAX,
     "steps between samples; 0: none", NOTHING)
 INT("sample-length", sample_length, "256", 1, 1 << 20,
-    "most tokens of a sample; an end-of-text token ends it earlier", NOTHING)
+    "most tokens of a sample; an end-of-text token ends it earlier", NOTHING,
+    NEEDS("sample-interval|sample-only"))
 REAL("sample-temperature", sample_temperature, "0.8", 0, 100,
-    "softmax temperature; 0: always the most likely token", NOTHING)
+    "softmax temperature; 0: always the most likely token", NOTHING,
+    NEEDS("sample-interval|sample-only"))
 INT("sample-top-k", sample_top_k, "50", 0, 1 << 24,
-    "sample among the N most likely tokens; 0: among all", NOTHING)
+    "sample among the N most likely tokens; 0: among all", NOTHING,
+    NEEDS("sample-interval|sample-only"))
 TEXT("sample-prompt", sample_prompt, "", "TEXT",
-    "text that samples continue; needs a tokenizer.bin with the rules for splitting text", NOTHING)
+    "text that samples continue; needs a tokenizer.bin with the rules for splitting text", NOTHING,
+    NEEDS("sample-interval|sample-only"))
 TEXT("sample-tokens", sample_tokens, "", "IDS|@FILE",
     "tokens that samples continue, by their numbers, or a file of them; samples are then numbers "
-    "too, and no end-of-text token ends them (scripts/chat looks for it)", NOTHING)
+    "too, and no end-of-text token ends them (scripts/chat looks for it)", NOTHING,
+    NEEDS("sample-interval|sample-only"))
 FLAG("sample-only", sample_only, "false", "print one sample and exit", ACTION)
 TEXT("eval-choices", eval_choices, "", "GLOB",
     "multiple-choice sets (scripts/prepare_choices) to score at every evaluation", SPEED)

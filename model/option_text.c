@@ -79,20 +79,45 @@ void options_write_config(const Options *options, FILE *out) {
     }
 }
 
+// Returns what an option needs (option_rows.h) and lacks, or what a needed option lacks; NULL: it
+// has an effect.
+static const char *lacking(const Options *options, const OptionRow *row) {
+    char needs[160], value[OPTION_TEXT], *rest;
+    if (row->needs == NULL) { return NULL; }
+    snprintf(needs, sizeof(needs), "%s", row->needs);
+    for (char *name = strtok_r(needs, "|", &rest); name != NULL;
+         name = strtok_r(NULL, "|", &rest)) {
+        char *needed_value = strchr(name, ' ');
+        if (needed_value != NULL) { *needed_value++ = '\0'; }
+        const OptionRow *needed = option_row(name);
+        bool met = needed_value == NULL
+                       ? !is_default(options, needed)
+                       : strcmp(option_text(options, needed, value), needed_value) == 0;
+        if (met) { return lacking(options, needed); }
+    }
+    return row->needs;
+}
+
 void options_note_idle(const Options *options, bool gpu) {
     EACH_OPTION (row) {
-        const OptionRow *needed = row->needs != NULL ? option_row(row->needs) : NULL;
         OptionSource source = (OptionSource)options->source[row - option_table];
         char value[OPTION_TEXT];
         if (source == SOURCE_COMMAND && *option_text(options, row, value) == '\0') {
             // such as --load "$START" if the shell variable START is not set
-            printf("  note: --%s is empty, which is as if it were not given\n", row->name);
+            printf("  note: --%s is empty, in place of any value of a config file or checkpoint\n",
+                   row->name);
         }
         if (source < SOURCE_FILE || is_default(options, row)) { continue; }
         if (!gpu && strstr(row->group, "GPU") != NULL) {
             printf("  note: --%s is for the GPU trainer; it has no effect here\n", row->name);
-        } else if (needed != NULL && is_default(options, needed)) {
-            printf("  note: --%s has no effect without --%s\n", row->name, needed->name);
+            continue;
+        }
+        const char *needs = lacking(options, row);
+        if (needs == NULL) { continue; }
+        printf("  note: --%s has no effect without", row->name);
+        for (int length; *needs != '\0'; needs += length + (needs[length] == '|')) {
+            length = (int)strcspn(needs, "|");
+            printf(" --%.*s%s", length, needs, needs[length] == '|' ? " or" : "\n");
         }
     }
 }

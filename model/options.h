@@ -90,7 +90,7 @@ typedef struct {
     const char *group;    // heading in --help
     const char *help;
     OptionEffect effect;
-    const char *needs; // the option without which this one has no effect; NULL: none
+    const char *needs; // options without which this one has no effect (option_rows.h); NULL: none
 } OptionRow;
 
 typedef struct {

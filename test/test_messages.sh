@@ -108,8 +108,10 @@ test_refusals() {
 1|train --dump-gradients nowhere/g|--dump-gradients nowhere/g: No such file or directory
 1|train --dump-gradients g --train-iters 0|--dump-gradients g: this run trains no step (--train-iters 0)
 1|train --dump-gradients g --resume whole|nothing to train: step 3 is done|--dump-gradients g: this run trains no step (--train-iters 3)|!warning
-1|train --dump-gradients g --load whole --sample-only|--dump-gradients g: this run trains no step (--sample-only)
-1|train --dump-gradients g --load whole --eval-only --valid-data d/x_val.bin|--dump-gradients g: this run trains no step (--eval-only)|!eval after
+1|train --dump-gradients g --load whole --sample-only|error: --dump-gradients: --sample-only is given too; leave one of them out
+1|train --dump-gradients g --load whole --eval-only --valid-data d/x_val.bin|error: --dump-gradients: --eval-only is given too; leave one of them out|!eval after
+1|train --load whole --export out --plan|error: --export: --plan is given too; leave one of them out
+0|train --load whole --eval-only --valid-data d/x_val.bin --plan|Memory plan|!error
 0|train --dump-gradients dumped --resume whole --train-iters 4|gradients in dumped|!nothing is saved
 1|tokenize text|--output-prefix is missing|--help
 1|tokenize --output-prefix e/x|no text files given|--help
@@ -279,12 +281,23 @@ test_starts() {
 0|train --fp8-format hybrid --fp8-recipe tensorwise|; tensorwise scaling; fast accumulation forward, split backward
 0|train --fp8-format e4m3 --fp8-recipe blockwise|; blockwise scaling, 1 x 128 and 128 x 128, power-of-two scales; split
 0|train --fp8-lm-head|note: --fp8-lm-head has no effect without --fp8-format|!note: --fp8-recipe has no effect
-0|train --load '' --resume= --lr 1e-3|note: --load is empty, which is as if it were not given|note: --resume is empty|!--save is empty|!--lr is
+0|train --load '' --resume= --lr 1e-3|note: --load is empty, in place of any value of a config file or checkpoint|note: --resume is empty|!--save is empty|!--lr is
 1|train --data nowhere.bin|warning: --data is given twice: only nowhere.bin counts; several are one word: a pattern, or, of shards, a mixture|error: --data nowhere.bin
 1|train --config twice.txt --eval-choices x.bin|warning: --valid-data is given twice: only b.bin counts|!--eval-choices is given|error: --valid-data b.bin
 1|train --config twice.txt --valid-data c.bin|error: --valid-data c.bin|!is given twice
 1|train --save odd/latest --list-checkpoints|--list-checkpoints: none under odd/latest
 0|train --rope-scaling-factor 4|note: --rope-scaling-factor has no effect without --rope-scaling
+0|train --rope-scaling linear --rope-scaling-factor 4 --rope-low-freq-factor 2|--rope-low-freq-factor has no effect without --rope-scaling llama3|!--rope-scaling-factor has
+0|train --lr-decay-style cosine --lr-wsd-decay-iters 1 --min-lr 1e-5|note: --lr-wsd-decay-iters has no effect without --lr-decay-style wsd|!--min-lr has
+0|train --resume s/latest --lr-decay-style constant --min-lr 1e-5|note: --min-lr has no effect without --lr-decay-style cosine or --lr-decay-style linear or --lr-dec
+0|train --lr-wsd-decay-iters 1 --min-lr 1e-5|!no effect
+0|train --fp8-format hybrid --fp8-recipe tensorwise --fp8-margin 1|note: --fp8-margin has no effect without --fp8-recipe delayed
+0|train --fp8-margin 1 --num-layers-at-start-in-bf16 0 --first-last-layers-bf16|--fp8-margin has no effect without --fp8-format|--num-layers-at-start-in-bf16 has no effect without --fp8-format
+0|train --eval-interval 1 --eval-iters 1|note: --eval-interval has no effect without --valid-data or --eval-choices|note: --eval-iters has no effect without --valid-data
+0|train --sample-length 5|note: --sample-length has no effect without --sample-interval or --sample-only
+0|train --sample-length 5 --sample-interval 1 --eval-interval 1 --valid-data d/x_val.bin|!no effect
+0|train --resume s/latest --init-method-std 0.5|warning: --init-method-std 0.5 has no effect: the weights are those of the checkpoint s/step_00000003
+0|train --load s/latest --init-method-std 0.5|warning: --init-method-std 0.5 has no effect: the weights are those of the checkpoint s/
 1|train --verify|error: --verify is for the GPU trainer: ./train_gptcu --verify
 0|train --recompute block --no-fp8-lm-head|note: --recompute is for the GPU trainer; it has no effect here|!--fp8-lm-head has no effect
 0|train --embedding-lr-mult 3 --head-lr-mult 0.5|note: --head-lr-mult has no effect without --untie-embeddings-and-output-weights| --embedding-lr-mult 3 --head-lr-mult 0.5|!embedding-lr-mult has

@@ -217,9 +217,9 @@ TEST(config_file_holds_what_was_given) {
 
 // Options that are actions are not saved with a run.
 TEST(actions_are_not_saved) {
-    Options o = options_of(
-        "--plan --sample-only --eval-only --valid-data v --list-tensors --help --version "
-        "--dump-gradients x --config y --export z --export-fp8");
+    Options o;
+    CHECK(read_given(&o, "--plan --sample-only --eval-only --valid-data v --list-tensors --help "
+                         "--version --dump-gradients x --config y --export z --export-fp8"));
     FREED char *config = printed(options_write_config, &o), *echo = printed(print_all, &o);
     static const char *const actions[] = {
         "plan ",   "sample-only ", "help ",         "version ", "dump-grad",

@@ -42,7 +42,16 @@ TEST(every_row_is_well_formed) {
         for (const OptionRow *other = option_table; other < row; other++) {
             CHECK(strcmp(row->name, other->name) != 0 && row->offset != other->offset);
         }
-        CHECK(row->needs == NULL || option_row(row->needs) != NULL);
+        char needs[OPTION_TEXT] = "", *rest;
+        if (row->needs != NULL) { snprintf(needs, sizeof(needs), "%s", row->needs); }
+        for (char *need = strtok_r(needs, "|", &rest); need != NULL;
+             need = strtok_r(NULL, "|", &rest)) {
+            Options o = defaults();
+            char *value = strchr(need, ' ');
+            if (value != NULL) { *value++ = '\0'; }
+            CHECK(option_row(need) != NULL);
+            CHECK(value == NULL || option_set(&o, need, value, SOURCE_COMMAND));
+        }
     }
 }
 
@@ -375,6 +384,27 @@ TEST(stronger_options_exclude_weaker_ones) {
     CHECK(o.fp8_format == FP8_FORMAT_NONE && o.sample_tokens[0] == '\0');
     o = options_of("--config both.txt --bf16 --fp8-format e4m3 --no-bf16 --sample-prompt=");
     CHECK(o.fp8_format == FP8_FORMAT_E4M3 && strcmp(o.sample_tokens, "1") == 0);
+    text_write("checks.txt", "check-interval 5\n");
+    o = options_of("--config checks.txt --no-deterministic");
+    CHECK(!o.deterministic && o.check_interval == 0);
+}
+
+// A run does one of the actions; --plan plans the memory of those that need some.
+TEST(two_actions_are_refused) {
+    static const char *const actions[] = {"eval-only", "sample-only",      "dump-gradients x",
+                                          "export x",  "list-checkpoints", "list-tensors",
+                                          "plan"};
+    for (int i = 0; i < COUNT(actions); i++) {
+        for (int j = 0; j < COUNT(actions); j++) {
+            Options o;
+            bool plans = max64(i, j) == COUNT(actions) - 1 && min64(i, j) < 3;
+            CHECK(read_given(&o,
+                             text_of("--valid-data v --save s --%s --%s", actions[i], actions[j])));
+            bool ok = options_resolve(&o, NULL);
+            CHECK_EQUAL(ok, i == j || plans);
+            if (!ok) { CHECK_CONTAINS(error_text(), "is given too; leave one of them out"); }
+        }
+    }
 }
 
 // --epochs makes the number of steps; a resume, here after step 1, adds to its step those that are

@@ -241,12 +241,8 @@ void run_restore(Run *run) {
     }
     bool has_steps = options_train(o) && p->step < o->train_iters;
     if (o->dump_gradients[0] != '\0' && !has_steps) {
-        char iters[40];
-        snprintf(iters, sizeof(iters), "train-iters %lld", (long long)o->train_iters);
-        die("--dump-gradients %s: this run trains no step (--%s)", o->dump_gradients,
-            o->sample_only ? "sample-only"
-            : o->eval_only ? "eval-only"
-                           : iters);
+        die("--dump-gradients %s: this run trains no step (--train-iters %lld)", o->dump_gradients,
+            (long long)o->train_iters);
     }
     // a signal may have interrupted the evaluation at the checkpoint's step
     p->eval_left = run_can_eval(run) && (p->eval_left > 0 || !options_train(o));
