@@ -189,7 +189,11 @@ PLANTED = (
      "the last one after step 20: no room", "0 wrong, 1 to note"),
     # skips
     ("r/bf16", changed("step", before=2, skipped=1, loss=None, nonfinite=True), 1,
-     "1 of 60 were skipped, 1 for a NaN or infinite loss or norm, the last one step 1"),
+     "1 of 60 were skipped, 1 for a NaN or infinite loss or norm, the last one step 1",
+     "-> a lower --lr or a longer --lr-warmup-iters"),
+    ("r/bf16", lambda record: changed("run", options(clip_grad="0"))(record) and changed(
+        "step", before=2, skipped=1, loss=None)(record), 1, "-> a lower --lr, a longer "
+     "--lr-warmup-iters, or --clip-grad 1"),
     ("r/bf16", changed("step", before=2, skipped=1, reason="spike"), 1,
      "1 of 60 were skipped, 1 for a spike of loss or norm (--skip-spikes 0), the last one step 1"),
     ("r/bf16", changed("step", lambda record: record.update(
@@ -215,6 +219,9 @@ PLANTED = (
      "no layer is in FP8: no FP8 before 9.0", "--fp8-required"),
     ("r/fp8", half_lost("largest"), 1, "blocks.1.fc1.dy: 50% of its codes are the largest at "
      "step 60", "--fp8-margin 1"),
+    ("r/fp8", lambda record: half_lost("largest")(record) and changed("run", options(**{
+        "fp8-margin": "1", "first-last-layers-bf16": "true"}))(record), 1,
+     "-> --fp8-margin 2, --fp8-recipe tensorwise or blockwise, or a larger --num-layers-at-start"),
     ("r/fp8", half_lost("zero"), 1, "blocks.1.fc1.dy: 50% of its codes are zero",
      "--fp8-amax-history-len", "--fp8-recipe tensorwise or blockwise, or --first"),
     ("r/fp8", half_lost("zero", "tensorwise"), 1, "are zero",
@@ -238,6 +245,10 @@ def test_ends_are_named():
     folder = planted("killed", without("end"))
     expect(folder, 1, "WRONG state", "no process holds its folder: it was killed, or another "
            "rank was lost", "-> read the end of its standard error", "--resume latest")
+    for fault in without("end"), changed("end", status=75, step=40), changed("end", status=3):
+        text = said(planted("unsaved", lambda record, fault=fault: changed("run", options(save=""))(
+            record) and fault(record)), "--brief")[1]
+        assert "start it anew" in text and "--resume" not in text, text
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, f"{folder}/.lock"],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     holder.stdout.readline()
@@ -348,7 +359,7 @@ def test_models_are_named_by_their_shape():
     run("train_gpt", *COMMON, "--num-layers", 1, "--vocab-size", 5000, "--train-iters", 2, "--save",
         "r/large/x")
     expect("r/large/x", 0, "llama, 1 layers x 64,", "note vocabulary the model's has 5,000 tokens, "
-           "the tokenizer's 257", "-> --vocab-size 257")
+           "the tokenizer's 257", "-> --vocab-size 257, in a new run")
     assert "vocabulary" not in said("r/fp8")[1]
 
 
@@ -440,6 +451,7 @@ def test_options_that_cost_are_named():
             ({"fp8_fast_accumulation": "none"}, "exact accumulation is forced"),
             ({"gpus": "2", "global_batch_size": "8"}, "travel between the GPUs in FP32")):
         assert part in costs(**changes), f"{changes}: no {part}"
+    assert "-> --fp8-fast-accumulation forward" in costs(fp8_fast_accumulation="none")
     blockwise = costs(fp8_recipe="blockwise", fp8_fast_accumulation="none")
     assert "is forced" not in blockwise, blockwise
 

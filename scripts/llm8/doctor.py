@@ -56,7 +56,14 @@ def finer(run, delayed):
     """Returns the remedy if an FP8 run loses too much. delayed: that for delayed scaling."""
     recipes = {"delayed": f"{delayed}, --fp8-recipe tensorwise or blockwise, or ",
                "tensorwise": "--fp8-recipe blockwise, or "}
-    return recipes.get(run.option("fp8-recipe"), "") + "--first-last-layers-bf16"
+    first_last = "--first-last-layers-bf16"
+    if run.option(first_last[2:]) == "true":
+        first_last = "a larger --num-layers-at-start-in-bf16 or --num-layers-at-end-in-bf16"
+    return recipes.get(run.option("fp8-recipe"), "") + first_last
+
+
+def more_margin(run):
+    return f"--fp8-margin {metrics.option_number(run.start, 'fp8-margin') + 1}"
 
 
 def steadier(run):
@@ -70,7 +77,10 @@ def steadier(run):
 
 def state(run):
     where = f"step {run.last_step:,} of {run.train_iters:,}"
-    again = "the same command with --resume latest; scripts/restart.sh does that automatically"
+    again, go_on = "start it anew; without --save it saved nothing", ""
+    if run.option("save") != "":
+        again = "the same command with --resume latest; scripts/restart.sh does that automatically"
+        go_on = "--resume latest continues it"
     if run.finished:
         return well("state", f"finished, {where}")
     if run.end is None:
@@ -86,15 +96,16 @@ def state(run):
     status = metrics.number(run.end, "status")
     if status in (0, metrics.STOPPED_BY_SIGNAL):
         return note("state", f"{run.state}, {where}" if status else run.state,
-                    "--resume latest continues it")
+                    go_on or again)
     if run.unsaved and run.unsaved["error"] in (run.end.get("error") or ""):
         return wrong("state", f"{where}, but the last save failed", f"mend that; then {again}")
     return wrong("state", f"{run.state}, {where}", {
-        metrics.SKIPPED_TOO_OFTEN: "resume from a checkpoint before that with a lower --lr or a "
-        "longer --lr-warmup-iters; in FP8, see whether --bf16 does the same",
-        metrics.WRONG_RESULTS: "take that GPU out of use; --resume latest continues from the last "
-        "checkpoint"}.get(status, f"mend that; then {again}" if run.end.get("error") else
-                        "read the end of its standard error for the reason"))
+        metrics.SKIPPED_TOO_OFTEN:
+        ("resume from a checkpoint before that" if go_on else "start it anew") + " with a lower "
+        "--lr or a longer --lr-warmup-iters; in FP8, see whether --bf16 does the same",
+        metrics.WRONG_RESULTS: f"take that GPU out of use; {go_on or again}"}.get(
+            status, f"mend that; then {again}" if run.end.get("error") else
+            "read the end of its standard error for the reason"))
 
 
 def saves(run):
@@ -123,9 +134,11 @@ def skips(run):
     why = [f"{others:,} for a NaN or infinite loss or norm"] * (others > 0)
     why += [f"{spikes:,} for a spike of loss or norm (--skip-spikes "
             f"{run.option('skip-spikes', '?')})"] * (spikes > 0)
-    remedy = "a lower --lr, a longer --lr-warmup-iters, or --clip-grad 1"
+    clips = 0 < metrics.option_number(run.start, "clip-grad") <= 1
+    remedy = "a lower --lr" + " or a longer --lr-warmup-iters" * clips + \
+        ", a longer --lr-warmup-iters, or --clip-grad 1" * (not clips)
     if metrics.number(run.start, "fp8_flops_share") > 0:
-        remedy += f"; where --bf16 does not skip them, {finer(run, '--fp8-margin 1')}"
+        remedy += f"; where --bf16 does not skip them, {finer(run, more_margin(run))}"
     level = wrong if len(skipped) > SKIPS_ALLOWED * len(run.steps) else note
     return level("steps", f"{len(skipped):,} of {len(run.steps):,} were skipped, "
                  f"{' and '.join(why)}, the last one step {max(skipped):,}", remedy)
@@ -219,7 +232,7 @@ def vocabulary(run):
     if model > LARGE_VOCABULARY * tokens:
         yield note("vocabulary", f"the model's has {model:,} tokens, the tokenizer's "
                    f"{tokens:,.0f}: the others are never seen, and cost memory and time",
-                   f"--vocab-size {tokens:.0f}")
+                   f"--vocab-size {tokens:.0f}, in a new run")
 
 
 # ---- precision ---------------------------------------------------------------------------------
@@ -262,7 +275,7 @@ def fp8_ranges(run):
     found = []
     most_saturated, most_zero = run.fp8_limits()
     for column, limit, what, remedy in (
-            (1, most_saturated, "the largest", "--fp8-margin 1"),
+            (1, most_saturated, "the largest", more_margin(run)),
             (2, most_zero, "zero", "a shorter --fp8-amax-history-len (an old spike keeps the scale "
              "low)")):
         bad = sorted((row[column], row[0]) for row in shares if row[column] > limit)
@@ -383,7 +396,7 @@ def option_costs(run):
     elif run.option("fp8-recipe") != "blockwise" and \
             run.option("fp8-fast-accumulation") == "none":
         yield note("speed", "--fp8-fast-accumulation none: exact accumulation is forced in the "
-                   "forward pass too", "leave it out: forward is the default")
+                   "forward pass too", "--fp8-fast-accumulation forward, the default")
     if steps > 1 and micro * length < 8192:
         yield note("speed", f"a step is {steps} micro-batches of {micro} x {length} tokens, small "
                    "ones for a GPU", "a larger --micro-batch-size: --plan says what fits")

@@ -25,7 +25,8 @@ from .text import counted, duration, fixed, printable, shown
 KEPT = ("step", "eval", "fp8", "ranks", "save") # the kinds of records that a Run keeps by step
 # the options that option_number() reads
 OPTION_NUMBERS = dict.fromkeys(("train-iters", "global-batch-size", "micro-batch-size",
-                                "seq-length", "vocab-size", "eval-iters"), int) | {"lr": float}
+                                "seq-length", "vocab-size", "eval-iters", "fp8-margin"), int) | {
+    "lr": float, "clip-grad": float}
 FLOCK = "hhqqi0q" # struct flock: l_type, l_whence, l_start, l_len, l_pid
 # FP8 is at fault if a larger share of a tensor's codes has the largest magnitude, or is zero
 SATURATED, VANISHED = 0.01, 0.25
