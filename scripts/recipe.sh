@@ -59,7 +59,10 @@ check_environment() {
     bf16=(--bf16) fp8=(--fp8-format hybrid --fp8-recipe delayed --fp8-lm-head)
     case $precision in
     bf16) numbers=("${bf16[@]}") ;;
-    fp8) numbers=("${fp8[@]}") ;;
+    fp8)
+        numbers=("${fp8[@]}")
+        if has bf16 "$@" && ! has fp8-format "$@"; then numbers=(); fi # the user's own --bf16
+        ;;
     both) numbers=() ;;
     *) die "PRECISION=$precision: must be fp8, bf16 or both" ;;
     esac
@@ -84,8 +87,21 @@ check_environment() {
         data=${DATA:-$root/run/smoke/data} out=${OUT:-$root/run/smoke/${name}_$precision}
     fi
     if declare -F adapt >/dev/null; then adapt; fi
+    if has epochs "$@"; then # in place of the recipe's --train-iters
+        drop_iters training
+        drop_iters tiny_run
+    fi
     count_nodes
     if [[ $smoke != 1 && ${PREPARE:-0} != 1 ]]; then share_batch "$@"; fi
+}
+
+# drop_iters ARRAY: removes --train-iters and its value.
+drop_iters() {
+    local -n words=$1
+    local at
+    for at in "${!words[@]}"; do
+        if [[ ${words[at]:-} == --train-iters ]]; then unset "words[at]" "words[at + 1]"; fi
+    done
 }
 
 count_nodes() {
@@ -243,6 +259,11 @@ build_command() {
         if [[ $launch == self ]]; then options+=(--gpus "$gpus"); fi
     fi
     if [[ $precision == both ]]; then
+        local name # the user's own FP8, which the variant's words come after
+        for name in fp8-format fp8-recipe; do
+            if has "$name" "$@"; then fp8+=("--$name" "$(value_of "$name" "$@")"); fi
+        done
+        if has no-fp8-lm-head "$@"; then fp8+=(--no-fp8-lm-head); fi
         command=("$scripts/compare" --out "$out" --trainer "$trainer" --seeds "${SEEDS:-1234}"
             --variant "bf16: ${bf16[*]}" --variant "fp8: ${fp8[*]}" -- "${options[@]}" "$@")
         return

@@ -12,6 +12,7 @@ case "$*" in *--refuse*) echo 'error: --refuse: no such thing' >&2; exit 1;; esa
 echo "  all                      99.00 GiB of another table" >&2
 echo "Memory plan"
 case "$*" in
+*--fp8-format*--fp8-format' 'none*) echo "  all                                  11.00 GiB";;
 *--fp8-format*--micro-batch-size' '16*) echo "  all                                  38.25 GiB";;
 *--micro-batch-size' '16*--gpus' '2*) echo "  all                                  22.00 GiB";;
 *--gpus' '4*) echo "  all                                  12.50 GiB";;
@@ -114,6 +115,12 @@ def test_a_head_in_fp8_is_estimated_so():
     same(list(rows(call(estimate, *words, "--fp8-lm-head", "--no-fp8-lm-head"))),
          [("bf16", 1), ("fp8", 1)])
     same(list(rows(call(estimate, *words, "--fp8-lm-head", "--precision", "fp8"))), [("fp8", 1)])
+    same(list(rows(call(estimate, *words, "--fp8-lm-head", "--fp8-recipe", "blockwise"))),
+         [("bf16", 1), ("fp8-blockwise-head", 1)])
+    same(list(rows(call(estimate, *words, "--fp8-lm-head", "--fp8-recipe", "tensorwise"))),
+         [("bf16", 1), ("fp8-tensorwise", 1)])
+    found = rows(call(estimate, *words, "--fp8-format", "hybrid", "--micro-batch-size", "16"))
+    same([found["bf16", 1][6], found["fp8", 1][6]], ["11.00 GiB", "38.25 GiB"])
 
 
 def test_other_counts_scale_as_measured():

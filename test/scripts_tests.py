@@ -895,7 +895,7 @@ compare | did you mean --fp8-format | --out r --variant a: --variant 'b: --fp8-f
 compare | must be NAME:OPTIONS | --out r --variant bf16 C
 compare | name of its own | --out r --variant a: --variant a: C
 compare | two at least | --out r --variant a: C
-compare | use --seeds | --out r C --seed 5
+compare | use --seeds before -- | --out r C --seed 5
 compare | use --out | --out r --variant 'a: --save=x' --variant b: C
 compare | different whole numbers | --out r --seeds 1,1 C
 compare | --trainer ./nothing: no such program | --out r --trainer ./nothing C
@@ -978,6 +978,14 @@ def test_variants_and_seeds():
         same(experiment.parse_variant(words), ("a", ["--x", "1", "--y=2"]))
     same(experiment.parse_variant("b:"), ("b", []))
     same(experiment.parse_seeds("1, 22,3"), ["1", "22", "3"])
+    off = ["--bf16", "--fp8-format", "none"]
+    for words, common, own in (
+            (["--bf16"], ["--fp8-format", "hybrid"], off), (["--bf16"], ["--lr", "1"], ["--bf16"]),
+            (["--bf16"], ["--fp8-format=hybrid"], off), ([], ["--fp8-format", "hybrid"], []),
+            (["--bf16", "--fp8-format", "e4m3"], ["--fp8-format", "hybrid"],
+             ["--bf16", "--fp8-format", "e4m3"])):
+        task, = experiment.make_tasks(["p"], [("a", words)], ["1"], common, "out")
+        same(task.command, ["p", "--keep", "1", *common, *own, "--seed", "1"])
     for read, wrong in (
             (experiment.parse_variant,
              ("--bf16", "a b: --x", "a: x", "a: --x '", "a/b: --x", ": --x")),

@@ -150,6 +150,10 @@ test_bad_runs_leave_no_record() {
     expect_message 1 'FAILED: exit status 1: out of something' bench "${one[@]}" \
         PRECISIONS='fp8-tensorwise bf16' FAILING=tensorwise
     expect bench.jsonl 'len(r) == 7'
+    expect_message 2 'error: scripts/bench: --bf16 is not for the trainer here; use PRECISIONS=' \
+        env PATH="$PWD/bin:$PATH" LLM8_BIN=bin "${one[@]}" "$root/scripts/bench" --bf16
+    expect_message 2 '--train-iters is not for the trainer here; use ITERS=' \
+        env PATH="$PWD/bin:$PATH" LLM8_BIN=bin "${one[@]}" "$root/scripts/bench" --train-iters=9
 }
 
 # A fault is found by its effect on norms and losses (SPOIL), where the run in BF16 did not fail.

@@ -57,6 +57,7 @@ import tempfile
 from . import floor, shard_header
 from .environment import ROOT, built, die
 from .estimate import PRECISIONS
+from .experiment import refuse_ours
 from .metrics import open_run, option_number
 from .text import many, shown
 from .trainer import last_error
@@ -75,6 +76,11 @@ MODELS = {
                            "--global-batch-size 128 --recompute block --grad-accum-dtype bf16 "
                            "--gpus 4",
 }
+
+
+# the trainer's options that this script itself sets -> what to give instead
+OURS = {word.removeprefix("--"): "PRECISIONS=" for words in PRECISIONS.values() for word in words
+        if word.startswith("--")} | {"model": "MODELS=", "train-iters": "ITERS=", "metrics": None}
 
 
 def chosen(name, choices):
@@ -297,6 +303,7 @@ def main():
     if "--help" in sys.argv[1:] or "-h" in sys.argv[1:]:
         print(__doc__.strip())
         return 0
+    refuse_ours(sys.argv[1:], "scripts/bench", OURS)
     models, precisions = chosen("MODELS", MODELS), chosen("PRECISIONS", PRECISIONS)
     steps, least = os.environ.get("ITERS") or "25", WARM_UP + LEAST_TIMED
     if not steps.isdigit() or int(steps) < least:

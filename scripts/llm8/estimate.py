@@ -166,6 +166,8 @@ def row_of(records, precision, gpus, options, plan, tokens):
     _, flops = size_of(plan)
     record = measured(records, precision, gpus, flops)
     words, compared = [*options, *PRECISIONS[precision]], ["recompute", "optimizer", "seq-length"]
+    if precision == "bf16" and option_of(plan, "fp8-format") != "none":
+        words += ["--fp8-format", "none"]
     if "--micro-batch-size" in " ".join(options):
         compared.append("micro-batch-size")
     elif record: # if not given, the record's size
@@ -204,7 +206,8 @@ def main():
     p.add_argument("--gpus", default="1", metavar="LIST", help="how many, as in 1,4,8 [1]",
                    type=several(number(int, 1, 4096, "a whole number from 1 to 4096")))
     p.add_argument("--precision", metavar="LIST", type=several(one_of(PRECISIONS)),
-                   help=f"of {', '.join(PRECISIONS)} [bf16,fp8; with --fp8-lm-head bf16,fp8-head]")
+                   help=f"of {', '.join(PRECISIONS)} [bf16 and fp8, with "
+                        "--fp8-recipe and --fp8-lm-head as given]")
     p.add_argument("--price", default=0, metavar="X", help="of a GPU for an hour, in "
                    "any currency: the cost is in the same",
                    type=number(float, 0, sys.float_info.max, "a number from 0 on"))
@@ -218,7 +221,10 @@ def main():
     if plan is None: # the trainer knows its own options only
         die(re.sub(r"(unknown option (\S+)) \(", lambda found: found[1] + guess(
             found[2], p._option_string_actions) + " (", refusal))
-    fp8 = "fp8-head" if re.search(r"(?<!\S)--fp8-lm-head(?!\S)", plan) else "fp8"
+    recipe = option_of(plan, "fp8-recipe")
+    fp8 = "fp8" + f"-{recipe}" * (recipe != "delayed")
+    if "--no-fp8-lm-head" not in plan and f"{fp8}-head" in PRECISIONS:
+        fp8 += "-head"
     size = size_of(plan)
     steps, batch, micro, length = (int(option_of(plan, name)) for name in (
         "train-iters", "global-batch-size", "micro-batch-size", "seq-length"))

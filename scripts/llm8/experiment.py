@@ -21,8 +21,9 @@ from .metrics import SKIPPED_TOO_OFTEN, STOPPED_BY_SIGNAL, open_run
 from .text import from_json
 
 DEFAULT_VARIANTS = ["bf16: --bf16", "fp8: --bf16 --fp8-format hybrid"]
-# the trainer's options that compare itself sets -> the options of compare to give instead
-OURS = {"seed": "--seeds", "save": "--out", "metrics": "--no-checkpoints", "resume": None}
+# the trainer's options that compare itself sets -> what to give instead
+OURS = {"seed": "--seeds before --", "save": "--out before --",
+        "metrics": "--no-checkpoints before --", "resume": None}
 COMMAND, VARIANTS = "command.json", "variants.json"
 
 
@@ -62,12 +63,13 @@ def parse_variant(text):
     return name, words
 
 
-def refuse_ours(words, where):
+def refuse_ours(words, where, ours=OURS):
+    """Ends the program at an option of the trainer that the script itself sets."""
     for word in words:
         name = word.split("=")[0].removeprefix("--")
-        if word.startswith("--") and (held := {name, name.removeprefix("no-")} & OURS.keys()):
-            use = OURS[held.pop()]
-            how = f"; use {use} before --" if use else ": this script sets it itself (--help)"
+        if word.startswith("--") and (held := {name, name.removeprefix("no-")} & ours.keys()):
+            use = ours[held.pop()]
+            how = f"; use {use}" if use else ": this script sets it itself (--help)"
             environment.die(f"{where}: --{name} is not for the trainer here{how}")
 
 
@@ -87,8 +89,16 @@ def make_tasks(program, variants, seeds, common, folder):
     for name, words in variants:
         refuse_ours(words, f"--variant {name}")
     return [Task(name, seed, os.path.join(folder, name, f"seed-{seed}"),
-                 [*program, "--keep", "1", *common, *words, "--seed", seed])
+                 [*program, "--keep", "1", *common, *own_words(words, common), "--seed", seed])
             for seed in seeds for name, words in variants]
+
+
+def own_words(words, common):
+    """Returns a variant's options. Its --bf16 turns off the --fp8-format of all variants, which it
+    would not do on the trainer's command line: there the two may stand together."""
+    in_fp8 = [any(word.split("=")[0] == "--fp8-format" for word in part)
+              for part in (words, common)]
+    return words + ["--fp8-format", "none"] * ("--bf16" in words and in_fp8 == [False, True])
 
 
 def read_list(folder, name):
