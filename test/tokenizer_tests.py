@@ -634,6 +634,20 @@ def test_a_key_that_is_there_twice_is_refused():
             'doubled/tokenizer_config.json: the key "eos_token" is there twice')
 
 
+def test_the_class_is_one_that_does_as_tokenizer_json_says():
+    path = save(byte_level(), "classes")
+    for config, name, side in (
+            ({"tokenizer_class": "LlamaTokenizerFast"}, "PreTrainedTokenizerFast", "left"),
+            ({"tokenizer_class": "LlamaTokenizer", "padding_side": "right"},
+             "PreTrainedTokenizerFast", "right"),
+            ({"tokenizer_class": "Qwen2Tokenizer"}, "PreTrainedTokenizerFast", "right"),
+            ({"tokenizer_class": "CodeLlamaTokenizer"}, "CodeLlamaTokenizer", None),
+            ({}, None, None)):
+        write("classes/tokenizer_config.json", json.dumps({"eos_token": END} | config))
+        held = open_vocabulary({"tokenizer": path}).configured
+        assert (held.get("tokenizer_class"), held.get("padding_side")) == (name, side), held
+
+
 def test_wrong_tokenizers_are_refused():
     def wrong(name, *parts, words=()):
         refused(call(prepare_data, "--output", "o", "plain", "--tokenizer", name, *words), *parts)

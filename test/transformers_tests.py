@@ -7,15 +7,18 @@ their losses. Needs `make golden`'s Python.
 import copy
 import json
 import os
+import shutil
 import sys
 
 import compare_torch
 import numpy
+import tokenizers
 import torch
 import transformers
 from chat_cases import FOLDERS, NAMED, SPANS, chat_folder
-from check import ROOT, fails, main, run
+from check import ROOT, fails, main, run, write
 from safetensors.numpy import load_file
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 B, T, V = 2, 48, 97
 LLAMA = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "vocab_size": V,
@@ -244,6 +247,38 @@ def the_tokenizer_goes_along():
         assert model.config.eos_token_id == 256
 
 
+def texts_have_the_tokens_of_the_data():
+    """Also where the tokenizer's class in transformers cuts otherwise than its tokenizer.json."""
+    text = "  Anna<|end|> sees\n\n 2026 boats.\n"
+    llama = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    llama.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    other = tokenizers.Tokenizer(models.BPE())
+    other.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(tokenizers.Regex(r"\p{N}{1,2}|\s+|[^\p{N}\s]+"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    for held, name, kind in ((llama, "LlamaTokenizer", "llama"), (other, "GPT2Tokenizer", "gpt2"),
+                             (other, "GPT2TokenizerFast", "llama"),
+                             (other, "Qwen2Tokenizer", "qwen3")):
+        held.train_from_iterator([text], trainers.BpeTrainer(
+            vocab_size=400, special_tokens=["<unk>", "</s>", "<|end|>"], show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+        for folder in ("source", "data"):
+            shutil.rmtree(folder, ignore_errors=True)
+        write("source/tokenizer.json", held.to_str())
+        config = {"tokenizer_class": name, "eos_token": "</s>", "unk_token": "<unk>"}
+        write("source/tokenizer_config.json", json.dumps(config))
+        write("text.txt", text)
+        run("scripts/prepare_data", "--output", "data", "--tokenizer", "source/tokenizer.json",
+            "--before", "none", "--valid-fraction", 0, "text.txt")
+        write("data/config.json", json.dumps({"model_type": kind}))
+        theirs = transformers.AutoTokenizer.from_pretrained("data")
+        ours = numpy.fromfile("data/train_00000.bin", dtype="<u2", offset=1024).tolist()
+        ids = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        assert ids == ours, f"{name}: {theirs.convert_ids_to_tokens(ids)}"
+        assert theirs.padding_side == ("left" if kind == "llama" and held is llama else "right")
+
+
 def conversations_are_theirs():
     """Their special tokens of FOLDERS, their texts of SPANS; ours have more where theirs have left
     out a part of an answer, or of what stands before it."""
@@ -338,4 +373,5 @@ if __name__ == "__main__":
                    *[test_of(tuned_losses_are_theirs, name) for name in TUNED],
                    *[test_of(fp8_exports_open_there, name) for name in FP8_MODELS],
                    conversations_are_theirs, split_and_half_width_files_are_read,
-                   the_tokenizer_goes_along, a_tuned_checkpoint_answers_there]))
+                   the_tokenizer_goes_along, texts_have_the_tokens_of_the_data,
+                   a_tuned_checkpoint_answers_there]))

@@ -37,6 +37,10 @@ HUB_TOKENIZERS = {
     "p50k_base": "Xenova/text-davinci-003", "cl100k_base": "Xenova/gpt-4",
     "o200k_base": "Xenova/gpt-4o", "o200k_harmony": "openai/gpt-oss-20b"}
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+# classes with the sides on which they pad; of their tokenizer.json transformers 5 takes only the
+# vocabulary and the merges, and cuts texts as the class does
+REBUILT = {"GPT2Tokenizer": "right", "LlamaTokenizer": "left", "Qwen2Tokenizer": "right"}
+AS_IT_STANDS = "PreTrainedTokenizerFast"  # the class that does all that a tokenizer.json says
 NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 # older files: of special tokens by name, and of added tokens
 SPECIALS_FILES = ["special_tokens_map.json", "added_tokens.json"]
@@ -103,9 +107,13 @@ class Vocabulary:
         self.find_ends(end_of_text)
         if said is None:
             self.configured = {
-                "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": self.end_of_text_name,
+                "tokenizer_class": AS_IT_STANDS, "bos_token": self.end_of_text_name,
                 "eos_token": self.end_of_text_name, "model_max_length": 1 << 30,
                 "add_bos_token": False, "clean_up_tokenization_spaces": False} | self.configured
+        side = REBUILT.get(str(self.configured.get("tokenizer_class")).removesuffix("Fast"))
+        if side and "eos_token" in self.named_specials():  # else the class names it
+            self.configured = {"padding_side": side} | self.configured | {
+                "tokenizer_class": AS_IT_STANDS}
         # without this, transformers 4 may add token_type_ids: GPT-2 would add their embedding to
         # each token's, and other models refuse them
         self.configured = {"model_input_names": ["input_ids", "attention_mask"]} | self.configured
