@@ -893,6 +893,7 @@ static void print_plan(Trainer *t) {
     or_die(trainer_plan(t, support, (int64_t)memory));
     options_print(&t->run.options, true, stdout);
     precision_print(&t->run.precision);
+    options_note_idle(&t->run.options, true);
     plan_print(&t->plan, "Memory plan", stdout);
     muon_print(&t->params.optimizer.muon, t->params.optimizer.adamw.gradient_type, stdout);
     if (t->host_plan.bytes > 0) {

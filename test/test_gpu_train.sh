@@ -196,6 +196,10 @@ plans_shorter_sequences() {
         $gpu $sample 1 --plan >out && [[ $(tail -n 1 out) == "  no sequence length" ]]
 }
 check "the plan names a length that fits" plans_shorter_sequences
+notes_in_a_plan() {
+    $gpu $long --plan --fp8-margin 1 >out && grep 'note: --fp8-margin has no effect without --fp8-format' out
+}
+check "the plan says what has no effect" notes_in_a_plan
 # Several micro-batches add to gradients in FP32. What fits counts these for each listed size, which
 # is not the run's own. 840 has so many divisors that some of the listed sizes differ.
 counts_wide_gradients() {

@@ -309,6 +309,9 @@ test_starts() {
 0|train --resume s/latest --eval-only --valid-data d/x_val.bin|eval after step 3 |!nothing to train|!(best)|!warning
 0|train --load s/latest --eval-only --valid-data d/x_val.bin|eval after step 3 |!(best)|!warning
 0|train --load s/latest --sample-only|!random
+0|train --load s/latest --sample-only --save none|warning: --save none has no effect: --sample-only saves nothing
+0|train --load s/latest --eval-only --valid-data d/x_val.bin --save none|warning: --save none has no effect: --eval-only saves nothing; --metrics FILE
+0|train --resume latest --save s --eval-only --valid-data d/x_val.bin|eval after step 3 |!warning
 0|train --sample-only|warning: the weights are random: no checkpoint is loaded (--load, --resume)
 0|train --eval-only --valid-data d/x_val.bin|warning: the weights are random
 0|train --resume latest --save none --sample-only|warning: the weights are random

@@ -31,6 +31,12 @@ void save_folder_open(Run *run) {
     if (run->group.rank > 0) { return; }
     if (saves) { run->saves.id = path_id(o->save); }
     or_die(open_metrics(run));
+    bool given = o->save[0] != '\0' && option_source(o, "save") == SOURCE_COMMAND;
+    if (given && !options_train(o) && strcmp(o->resume, "latest") != 0) {
+        warn("--save %s has no effect: --%s saves nothing%s", o->save,
+             o->eval_only ? "eval-only" : "sample-only",
+             o->eval_only ? "; --metrics FILE records the evaluation" : "");
+    }
     if (saves && run->valid_data.count > 0 && o->save_interval % o->eval_interval != 0) {
         printf("  note: --save-interval %lld is not a multiple of --eval-interval %lld: a "
                "checkpoint without an evaluation cannot become `best`\n",
