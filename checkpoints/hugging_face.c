@@ -273,6 +273,10 @@ static int family_of(const Options *o) {
     return i;
 }
 
+const char *hf_model_type(const Options *o) {
+    return families[family_of(o)].type;
+}
+
 // Families that are refused, and the features that the trainers lack for them.
 #define EXPERTS "mixture of experts"
 #define GEMMA "norms that multiply by 1 + weight, GeGLU, "

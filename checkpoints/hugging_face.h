@@ -34,6 +34,9 @@ bool hf_knows_all(const SafeTensors *st, const ParamLayout *layout);
 // may be zeros. Returns false if the file cannot be read.
 bool hf_warn_of_zeros(const SafeTensors *st, const ParamLayout *layout);
 
+// Returns the model_type that config.json has for a model with these options.
+const char *hf_model_type(const Options *options);
+
 // Returns the text of config.json for weights of this dtype (see hf_tensors); the caller frees it.
 // start: the text of config.json of the model that the run started from, whose special tokens are
 // kept. If start is NULL, begin_of_text is written, and end_of_text and document_end are written as

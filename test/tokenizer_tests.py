@@ -648,6 +648,20 @@ def test_the_class_is_one_that_does_as_tokenizer_json_says():
         assert (held.get("tokenizer_class"), held.get("padding_side")) == (name, side), held
 
 
+def test_a_qwen2_with_another_tokenizer_is_warned_of():
+    write("qwen2.txt", "Anna sees 2026 boats. " * 9)
+    for pattern, *words, warns in (
+            (QWEN_PATTERN, "--add-qkv-bias", False), (LLAMA3_PATTERN, "--add-qkv-bias", True),
+            (None, "--add-qkv-bias", True), (None, "--qk-layernorm", False)):
+        output = f"qwen2_{len(pattern or '')}{words[0]}"
+        prepared(output, "qwen2.txt", "--tokenizer", save(byte_level(pattern), output + "_t"),
+                 "--valid-fraction", 0)
+        told = run("train_gpt", "--model", "llama-tiny", *words, "--data", f"{output}/train_*.bin",
+                   "--micro-batch-size", 1, "--seq-length", 8, "--train-iters", 1, "--save",
+                   output + "_run").err
+        says(told, "!" * (not warns) + "transformers 5 opens the tokenizer of a Qwen2 model as")
+
+
 def test_wrong_tokenizers_are_refused():
     def wrong(name, *parts, words=()):
         refused(call(prepare_data, "--output", "o", "plain", "--tokenizer", name, *words), *parts)

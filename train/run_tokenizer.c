@@ -283,7 +283,13 @@ static void read_companions(Run *run) {
         }
         known = saved[SAVED_TOKENIZER_JSON].bytes != NULL; // the others need tokenizer.json
     }
-    if (known || run->tokenizer.cut != CUT_BYTES) { return; }
+    Cut cut = run->tokenizer.cut;
+    if (strcmp(hf_model_type(o), "qwen2") == 0 && cut != CUT_LLAMA3_DIGITS && cut != CUT_UNKNOWN) {
+        warn("transformers 5 opens the tokenizer of a Qwen2 model as Qwen's, which cuts texts "
+             "otherwise than %s; there, open the tokenizer from a folder without config.json",
+             o->tokenizer);
+    }
+    if (known || cut != CUT_BYTES) { return; }
     char *json = tokenizer_json(&run->tokenizer), *settings = tokenizer_config_json();
     saved[SAVED_TOKENIZER_JSON] = (Companion){json, strlen(json)};
     saved[SAVED_TOKENIZER_CONFIG] = (Companion){settings, strlen(settings)};
