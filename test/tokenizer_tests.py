@@ -642,10 +642,13 @@ def test_the_class_is_one_that_does_as_tokenizer_json_says():
              "PreTrainedTokenizerFast", "right"),
             ({"tokenizer_class": "Qwen2Tokenizer"}, "PreTrainedTokenizerFast", "right"),
             ({"tokenizer_class": "CodeLlamaTokenizer"}, "CodeLlamaTokenizer", None),
+            ({"tokenizer_class": "TokenizersBackend"}, "PreTrainedTokenizerFast", None),
             ({}, None, None)):
-        write("classes/tokenizer_config.json", json.dumps({"eos_token": END} | config))
+        write("classes/tokenizer_config.json", json.dumps(
+            {"eos_token": END, "extra_special_tokens": [END]} | config))
         held = open_vocabulary({"tokenizer": path}).configured
         assert (held.get("tokenizer_class"), held.get("padding_side")) == (name, side), held
+        assert held["additional_special_tokens"] == [END] and "extra_special_tokens" not in held
 
 
 def test_a_qwen2_with_another_tokenizer_is_warned_of():

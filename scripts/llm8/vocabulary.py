@@ -110,13 +110,22 @@ class Vocabulary:
                 "tokenizer_class": AS_IT_STANDS, "bos_token": self.end_of_text_name,
                 "eos_token": self.end_of_text_name, "model_max_length": 1 << 30,
                 "add_bos_token": False, "clean_up_tokenization_spaces": False} | self.configured
-        side = REBUILT.get(str(self.configured.get("tokenizer_class")).removesuffix("Fast"))
-        if side and "eos_token" in self.named_specials():  # else the class names it
-            self.configured = {"padding_side": side} | self.configured | {
-                "tokenizer_class": AS_IT_STANDS}
+        self.make_readable()
         # without this, transformers 4 may add token_type_ids: GPT-2 would add their embedding to
         # each token's, and other models refuse them
         self.configured = {"model_input_names": ["input_ids", "attention_mask"]} | self.configured
+
+    def make_readable(self):
+        """Changes what transformers 4 cannot read, or 5 reads without tokenizer.json."""
+        held = self.configured
+        side = REBUILT.get(str(held.get("tokenizer_class")).removesuffix("Fast"))
+        if held.get("tokenizer_class") == "TokenizersBackend":  # the name of version 5
+            held["tokenizer_class"] = AS_IT_STANDS
+        elif side and "eos_token" in self.named_specials():  # else the class names it
+            self.configured = {"padding_side": side} | held | {"tokenizer_class": AS_IT_STANDS}
+        if isinstance(held.get("extra_special_tokens"), list):  # version 4 has an object there
+            tokens = self.configured.pop("extra_special_tokens")
+            self.configured.setdefault("additional_special_tokens", tokens)
 
     def find_ends(self, wanted):
         """Finds the tokens that end and begin a text. wanted: the text of the end that the user
