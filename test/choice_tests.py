@@ -182,6 +182,20 @@ def test_answers_are_cut_from_the_whole_text():
     refused(call(prepare_choices, *words), "piece.jsonl, line 1: ", "no token of its own")
 
 
+def test_labels_that_are_texts_are_doubted():
+    def said(*rows):
+        write("doubt.jsonl", lines([{"question": "a", "choices": choices, "answer": answer}
+                                    for choices, answer in rows]))
+        return done(prepare_choices, "doubt.jsonl", "--output", "doubt.bin", *BYTE).err
+
+    warning = said((["1", "2", "3"], "2"), (["x", "y"], "1"), ([" B", " A"], "A"))
+    assert warning.startswith("warning: in 2 of 3 questions the right answer's number"), warning
+    assert "it was read as ' 3' in the first" in warning and len(warning.splitlines()) == 1
+    assert [row[0] for row in numbers_of("doubt.bin")] == [2, 1, 0], "a warning changes nothing"
+    assert not said((["0", "1"], "1"), (["1", "2", "3"], 1), (["x", "y"], "A"), (["1", "1"], "1"),
+                    ({"text": ["4", "2", "1"], "label": ["1", "2", "4"]}, "1"))
+
+
 def test_gpt2_numbers_are_gpt2s():
     write("g.jsonl", lines([{"ctx": "A man is sitting on a roof. he", "label": 1,
                              "endings": ["is using wrap.", "starts pulling up roofing."]}]))

@@ -52,15 +52,16 @@ def lm_evals_text(row, o):
 
 
 def read_row(row, o):
-    """Returns (context, answers, which answer is right) from a row in any usual form, and whether
-    the wording is lm-eval's. White space between context and answer belongs to the answer. Raises
+    """Returns (context, answers, which answer is right) from a row in any usual form; whether the
+    wording is lm-eval's; and whether the right answer's number or letter is a text that is also
+    another answer's. White space between context and answer belongs to the answer. Raises
     ValueError if the row is not a question."""
     context = lm_evals_text(row, o)
     of_lm_eval = context is not None
     if not of_lm_eval:
         context = find(row, o.context_field, CONTEXTS, "question")
     answers = find(row, o.choices_field, ANSWERS, "list of answers")
-    label = find(row, o.label_field, LABELS, "right answer")
+    given = label = find(row, o.label_field, LABELS, "right answer")
     names = None
     if isinstance(answers, dict):  # ARC: {"text": [...], "label": ["A", ...]}
         names, answers = answers.get("label"), answers.get("text")
@@ -69,17 +70,19 @@ def read_row(row, o):
     if not isinstance(answers, list) or len(answers) < 2 or not all(
             isinstance(answer, str) and answer.strip() for answer in answers):
         raise ValueError("the answers are no list of texts")
-    names = [str(name) for name in names or range(len(answers))]
+    numbers = [str(name) for name in names or range(len(answers))]
     label = str(label).strip()
     letter = ord(label) - ord("A") if len(label) == 1 and "A" <= label <= "Z" else len(answers)
-    right = names.index(label) if label in names else letter
+    right = numbers.index(label) if label in numbers else letter
     if right >= len(answers):
-        raise ValueError(f"the right answer is {label}, none of {', '.join(names)}")
+        raise ValueError(f"the right answer is {label}, none of {', '.join(numbers)}")
+    texts = [answer.strip() for answer in answers]
+    doubtful = names is None and given in texts and texts[right] != given
     bare = context.rstrip()
     end = context[len(bare):]
     answers = [f"{end} {cleaned(answer)}" for answer in answers] if of_lm_eval else \
         [spaced(end, answer) for answer in answers]
-    return (bare, answers, right), of_lm_eval
+    return (bare, answers, right), of_lm_eval, doubtful
 
 
 def spaced(end, answer):
@@ -130,10 +133,11 @@ def write_set(path, source, questions, dtype, fingerprint, of_lm_eval):
 def read_questions(path, vocabulary, before, o):
     """Returns the questions of a file, as encode_row writes them, the contexts whose end is within
     a token, and whether the wording is lm-eval's."""
-    crossed, of_lm_eval = [], []
+    crossed, of_lm_eval, doubts = [], [], []
 
     def take(row):
-        question, lm_evals = read_row(row, o)
+        question, lm_evals, doubtful = read_row(row, o)
+        doubts.extend([question] * doubtful)
         numbers, crosses = encode_row(vocabulary, *question, before)
         crossed.extend([question[0]] * crosses)
         of_lm_eval.append(lm_evals)
@@ -150,6 +154,11 @@ def read_questions(path, vocabulary, before, o):
         die(f"{path}: {sum(of_lm_eval):,} of {many(len(questions), 'question')} have HellaSwag's "
             "activity_label, ctx_a and ctx_b, of which lm-eval makes its text, and the others do "
             "not; name one field (--context-field ctx)")
+    if doubts:
+        _, answers, right = doubts[0]
+        warn(f"in {len(doubts):,} of {many(len(questions), 'question')} the right answer's number "
+             f"or letter is also the text of another answer; it was read as {answers[right]!r} in "
+             "the first; if a text is meant, write its number from 0")
     return questions, crossed, of_lm_eval[0]
 
 
