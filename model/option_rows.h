@@ -41,9 +41,11 @@ INT("max-position-embeddings", max_position_embeddings, "0", 0, 1 << 20,
 FLAG("untie-embeddings-and-output-weights", untie_embeddings_and_output_weights, "false",
     "give the LM head weights of its own", SHAPE)
 REAL("norm-epsilon", norm_epsilon, "1e-5", 0, 1, "added to the variance in LayerNorm and RMSNorm")
-REAL("rope-theta", rope_theta, "10000", 1, 1e12, "base of the rotary frequencies (llama)")
+REAL("rope-theta", rope_theta, "10000", 1, 1e12, "base of the rotary frequencies (llama)",
+    NEEDS("arch llama"))
 CHOICE_OF("rope-scaling", rope_scaling, "none", ROPE_SCALINGS,
-    "stretches the rotary embedding to longer sequences; llama3: as Llama 3.1 does")
+    "stretches the rotary embedding to longer sequences; llama3: as Llama 3.1 does",
+    NEEDS("arch llama"))
 REAL("rope-scaling-factor", rope_scaling_factor, "8", 1, 1e6,
     "by how many times --rope-scaling stretches", NEEDS("rope-scaling"))
 REAL("rope-low-freq-factor", rope_low_freq_factor, "1", 1e-6, 1e6,
@@ -209,7 +211,8 @@ LONG("eval-iters", eval_iters, "20", 0, COUNT_MAX,
     "global batches per evaluation; 0: all validation data", EVALUATION, NEEDS("valid-data"))
 CHOICE("eval-precision", eval_precision, EvalPrecision, "same",
     N(EVAL_SAME, "same") N(EVAL_BF16, "bf16"),
-    "precision of the linear layers in evaluations and samples: as in training, or BF16", PRECISION)
+    "precision of the linear layers in evaluations and samples: as in training, or BF16", PRECISION,
+    NEEDS("fp8-format"))
 LONG("sample-interval", sample_interval, "0", 0, COUNT_MAX,
     "steps between samples; 0: none", NOTHING)
 INT("sample-length", sample_length, "256", 1, 1 << 20,

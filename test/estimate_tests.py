@@ -123,6 +123,13 @@ def test_a_head_in_fp8_is_estimated_so():
     same([found["bf16", 1][6], found["fp8", 1][6]], ["11.00 GiB", "38.25 GiB"])
 
 
+def test_a_config_of_several_gpus():
+    """Its --gpus is not that of the rows."""
+    write("config.txt", "model llama-1b\ngpus 4\n")
+    found = rows(call(estimate, "--config", "config.txt", "--bench", "bench.jsonl", "--gpus", "1,4"))
+    same([found["bf16", gpus][6] for gpus in (1, 4)], ["42.00 GiB", "12.50 GiB"])
+
+
 def test_other_counts_scale_as_measured():
     scaling = "~: more GPUs than measured: linear scaling is assumed"
     said = call(estimate, *LLAMA, "--tokens", "1e9", "--bench", "bench.jsonl", "--gpus", "4,8")

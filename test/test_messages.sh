@@ -288,6 +288,9 @@ test_starts() {
 1|train --save odd/latest --list-checkpoints|--list-checkpoints: none under odd/latest
 0|train --rope-scaling-factor 4|note: --rope-scaling-factor has no effect without --rope-scaling
 0|train --rope-scaling linear --rope-scaling-factor 4 --rope-low-freq-factor 2|--rope-low-freq-factor has no effect without --rope-scaling llama3|!--rope-scaling-factor has
+0|train --model gpt2-tiny --rope-theta 7 --rope-scaling linear --rope-scaling-factor 4|--rope-theta has no effect without --arch llama|--rope-scaling has no effect without --arch llama|--rope-scaling-factor has no effect without --arch llama
+0|train --eval-precision bf16|note: --eval-precision has no effect without --fp8-format
+0|train --eval-precision bf16 --rope-theta 7 --fp8-format hybrid|!no effect
 0|train --lr-decay-style cosine --lr-wsd-decay-iters 1 --min-lr 1e-5|note: --lr-wsd-decay-iters has no effect without --lr-decay-style wsd|!--min-lr has
 0|train --resume s/latest --lr-decay-style constant --min-lr 1e-5|note: --min-lr has no effect without --lr-decay-style cosine or --lr-decay-style linear or --lr-dec
 0|train --lr-wsd-decay-iters 1 --min-lr 1e-5|!no effect

@@ -67,9 +67,7 @@ def memory_of(options, gpus):
     """Returns the memory that the GPU trainer plans, as it prints it; or "-" and the reason."""
     if not os.path.exists(trainer("train_gptcu")):
         return "-", "memory: build train_gptcu, which plans it (make train_gptcu)"
-    if gpus > 1:
-        options = [*options, "--gpus", str(gpus)]
-    text, refusal = plan_of([trainer("train_gptcu"), *options])
+    text, refusal = plan_of([trainer("train_gptcu"), *options, "--gpus", str(gpus)])
     found = re.findall(r"^  all +(\S+ \S+)$", text or "", re.MULTILINE)
     return (found[-1], "") if found else ("-", f"memory on {gpus} GPUs: {refusal}")
 
@@ -217,7 +215,7 @@ def main():
                    metavar="FILE", help="what make bench recorded [test/results/bench.jsonl]")
     o, options = p.parse_known_args()
     records = read_records(o.bench, o.device)
-    plan, refusal = plan_of([built("train_gpt"), *options])
+    plan, refusal = plan_of([built("train_gpt"), *options, "--gpus", "1"])
     if plan is None: # the trainer knows its own options only
         die(re.sub(r"(unknown option (\S+)) \(", lambda found: found[1] + guess(
             found[2], p._option_string_actions) + " (", refusal))
