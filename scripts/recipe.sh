@@ -91,6 +91,7 @@ check_environment() {
         drop_iters training
         drop_iters tiny_run
     fi
+    if has config "$@"; then echo "note: the recipe's own options override those of --config" >&2; fi
     count_nodes
     if [[ $smoke != 1 && ${PREPARE:-0} != 1 ]]; then share_batch "$@"; fi
 }

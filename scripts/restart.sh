@@ -66,6 +66,12 @@ save=$(option --save "$@")
 [[ -n $save ]] || die "the command has no --save DIR (one in a --config file is not seen):" \
     "without checkpoints there is nothing to resume"
 
+config=$(option --config "$@")
+if [[ -f $config && -z $(option --resume "$@") ]] &&
+    grep -E '^[[:space:]]*(--)?resume[[:space:]=]' "$config" | grep -qvw latest; then
+    die "--config $config has a --resume, which is not seen: give it in the command"
+fi
+
 # The name of the newest checkpoint; nothing before the first.
 newest() {
     printf '%s\n' "$save"/step_* | sed 's,.*/,,' | grep -xE 'step_[0-9]{8,}' | sort -V | tail -n 1

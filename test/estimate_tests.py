@@ -126,7 +126,8 @@ def test_a_head_in_fp8_is_estimated_so():
 def test_a_config_of_several_gpus():
     """Its --gpus is not that of the rows."""
     write("config.txt", "model llama-1b\ngpus 4\n")
-    found = rows(call(estimate, "--config", "config.txt", "--bench", "bench.jsonl", "--gpus", "1,4"))
+    words = "--config", "config.txt", "--bench", "bench.jsonl", "--gpus", "1,4"
+    found = rows(call(estimate, *words))
     same([found["bf16", gpus][6] for gpus in (1, 4)], ["42.00 GiB", "12.50 GiB"])
 
 

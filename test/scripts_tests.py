@@ -986,6 +986,8 @@ def test_variants_and_seeds():
              ["--bf16", "--fp8-format", "e4m3"])):
         task, = experiment.make_tasks(["p"], [("a", words)], ["1"], common, "out")
         same(task.command, ["p", "--keep", "1", *common, *own, "--seed", "1"])
+    says(call(functools.partial(experiment.make_tasks, ["p"], [("a", ["--config=x"])], ["1"],
+                                ["--lr", "1"], "out")).err, "the options after -- override")
     for read, wrong in (
             (experiment.parse_variant,
              ("--bf16", "a b: --x", "a: x", "a: --x '", "a/b: --x", ": --x")),

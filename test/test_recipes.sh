@@ -142,7 +142,8 @@ test_launchers_start_the_same_training() {
 0|dry GPUS=4 START=s llama3_8b_finetune|--micro-batch-size 4 --global-batch-size 128 |--recompute block|--seq-length 4096|--gpus 4|!adam-dtype
 0|env DRY=1 GPUS=1 "$root/scripts/run_llama_1b.sh" --data=a --eval-choices b|--data=a --eval-choices b |val_|!--data /
 0|env DRY=1 GPUS=1 "$root/scripts/run_llama_1b.sh" --sample-prompt 'a --data b --valid-data=c d'|--data /|--valid-data /
-0|env DRY=1 GPUS=1 "$root/scripts/run_llama_1b.sh" --bf16|--bf16|!--fp8
+0|env DRY=1 GPUS=1 "$root/scripts/run_llama_1b.sh" --config=a|note: the recipe's own options override those of --config|--config=a
+0|env DRY=1 GPUS=1 "$root/scripts/run_llama_1b.sh" --bf16|!note|--bf16|!--fp8
 0|env DRY=1 GPUS=1 "$root/scripts/run_llama_1b.sh" --bf16 --fp8-format e4m3|--fp8-format hybrid|--fp8-format e4m3
 0|env DRY=1 GPUS=1 PRECISION=both "$root/scripts/run_llama_1b.sh" --fp8-recipe=blockwise --no-fp8-lm-head|--fp8-recipe\ delayed\ --fp8-lm-head\ --fp8-recipe\ blockwise\ --no-fp8-lm-head -- 
 0|env DRY=1 GPUS=1 "$root/scripts/run_llama_1b.sh" --epochs 2|--lr 4e-4|--epochs 2|!--train-iters

@@ -88,16 +88,22 @@ def make_tasks(program, variants, seeds, common, folder):
         environment.die("--variant: each needs a name of its own")
     for name, words in variants:
         refuse_ours(words, f"--variant {name}")
+        if common and has("--config", words):
+            environment.warn(f"--variant {name}: the options after -- override those of its "
+                             "--config")
     return [Task(name, seed, os.path.join(folder, name, f"seed-{seed}"),
                  [*program, "--keep", "1", *common, *own_words(words, common), "--seed", seed])
             for seed in seeds for name, words in variants]
 
 
+def has(option, words):
+    return any(word.split("=")[0] == option for word in words)
+
+
 def own_words(words, common):
     """Returns a variant's options. Its --bf16 turns off the --fp8-format of all variants, which it
     would not do on the trainer's command line: there the two may stand together."""
-    in_fp8 = [any(word.split("=")[0] == "--fp8-format" for word in part)
-              for part in (words, common)]
+    in_fp8 = [has("--fp8-format", part) for part in (words, common)]
     return words + ["--fp8-format", "none"] * ("--bf16" in words and in_fp8 == [False, True])
 
 
