@@ -265,6 +265,12 @@ test_a_rate_that_jumps_is_told() {
 05|falls from 0.001 to 0|--lr-decay-iters 4
 05||
 ROWS
+    check_rows <<'ROWS'
+0|train_gpt --resume rate/step_00000005 --lr-warmup-iters 4|  --lr-warmup-iters 4: over before step 6, so it changes no learning rate
+0|train_gpt --resume rate/step_00000002 --lr-warmup-iters 4|!over before
+0|train_gpt --resume rate/step_00000005 --lr-warmup-iters 4 --lr-decay-style cosine|!over before
+0|train_gpt --resume rate/step_00000005 --lr-warmup-iters 2|!over before
+ROWS
 }
 
 # What a start prints about what it will do; about options that do nothing; about what saves, or is

@@ -39,8 +39,23 @@ static bool is_above(double rate, double other) {
     return rate > 1.1 * other;
 }
 
+// Says so if another warm-up than the checkpoint's is given, and is over: no rate changes by it.
+static void note_old_warmup(const Options *o, const Options *was, int64_t step) {
+    Options unchanged = *o;
+    int64_t last = o->train_iters - 1;
+    unchanged.lr_warmup_iters = was->lr_warmup_iters;
+    if (option_source(o, "lr-warmup-iters") >= SOURCE_FILE &&
+        o->lr_warmup_iters != was->lr_warmup_iters &&
+        learning_rate(o, step) == learning_rate(&unchanged, step) &&
+        learning_rate(o, last) == learning_rate(&unchanged, last)) {
+        printf("  --lr-warmup-iters %lld: over before step %lld, so it changes no learning rate\n",
+               (long long)o->lr_warmup_iters, (long long)step + 1);
+    }
+}
+
 void warn_of_jump(const Options *o, const Options *was, int64_t step) {
     if (!options_train(o) || step == 0 || step >= o->train_iters) { return; }
+    note_old_warmup(o, was, step);
     double last = learning_rate(was, step - 1), planned = learning_rate(was, step);
     double next = learning_rate(o, step);
     bool rises = is_above(next, fmax(last, planned)), falls = is_above(fmin(last, planned), next);

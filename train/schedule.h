@@ -29,7 +29,8 @@ void warn_of_schedule(const Options *options);
 
 // Warns if the learning rate jumps where a run resumes after `step` steps: if the next step's rate
 // is clearly higher or lower than the checkpoint's run had or would have. was: the options of that
-// run. For example, a larger --train-iters moves the decay to later steps.
+// run. For example, a larger --train-iters moves the decay to later steps. Also notes a given
+// warm-up that is over.
 void warn_of_jump(const Options *options, const Options *was, int64_t step);
 
 END_C
