@@ -451,7 +451,7 @@ def test_spaces_that_end_a_prompt_are_the_answers():
     """Tokenizers join them to the word behind them; the model is asked without them."""
     spaced = template("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}:  {% else %}"
                       "{{ m.content }}<|im_end|>{% endif %}{% endfor %}")
-    row = Conversation(read_row({"prompt": "the", "completion": "Anna sees"}, "", None))
+    row = Conversation(read_row({"prompt": "the", "completion": "Anna sees"}, "", Counter()))
     [(ids, which)] = spaced.samples(row)
     counted = [spaced.tokenizer.id_to_token(token) for token, yes in zip(ids, which) if yes]
     assert "".join(counted) == "ĠĠAnnaĠsees<|im_end|>", counted

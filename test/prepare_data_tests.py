@@ -182,6 +182,7 @@ def test_rows_are_read_in_every_form():
     for row, expected in (
             (messages, messages), ({"conversations": said("a", "b")}, messages),
             ({"messages": json.dumps(said("a", "b"))}, messages),
+            (messages | {"prompt": "a", "answer": "b"}, messages),
             ({"conversations": json.dumps([asked, told])}, messages),
             ({"prompt": json.dumps([asked]), "completion": "b"},
              pair | {"prompt": said(json.dumps([asked]))}),
@@ -224,10 +225,10 @@ def test_rows_are_read_in_every_form():
         unread = Counter()
         assert read_row(row, "", unread) == expected and not unread, (row, unread)
     unread = Counter()
-    for row in (messages | {"prompt": "a", "text": "t"}, {"text": "a", "system": "s"},
+    for row in (messages | {"prompt": "c", "text": "t"}, {"text": "a", "system": "s"},
                 messages | {"conversations": [asked]}, messages | {"images": ["x"]},
                 messages | {"documents": [{"text": "x"}]}, messages | {"system_prompt": "s"},
-                alpaca | {"text": "a", "response": "r"},
+                alpaca | {"text": "t", "response": "r"},
                 {"question": "a", "answer": "b", "content": "c"},
                 {"text": "a", "weight": 0}, {"prompt": "a", "response": "b", "choices": ["b"]}):
         read_row(row, "", unread)

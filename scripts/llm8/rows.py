@@ -76,7 +76,8 @@ def read_row(row, wanted, unread):
     """Returns the text of a row, or its conversation: an object with 'messages', or with 'prompt'
     and 'completion', all lists of messages, and with 'weight' and the values that the template
     gets. Raises ValueError if the row has neither text nor conversation. wanted: the text field
-    that the user named, or "". unread: counts the fields that were not read."""
+    that the user named, or "". unread: counts the fields that were not read, but those that repeat
+    a message, as ultrachat's prompt."""
     if wanted:
         if wanted not in row:
             raise ValueError(no_text(list(row), wanted))
@@ -96,9 +97,9 @@ def read_row(row, wanted, unread):
         if len(found) > 1:
             raise ValueError(f"{' and '.join(map(repr, found))}: it is not clear which to read; "
                              "leave out the others")
-    for name in held.keys() & FIELDS - {*needed, *FORMS[needed], *PREFERENCES, "label", "kto_tag"}:
-        unread[name] += 1
+    others = held.keys() & FIELDS - {*needed, *FORMS[needed], *PREFERENCES, "label", "kto_tag"}
     if needed[0] in TEXT_FIELDS:
+        unread.update(others)
         return text_of(row, needed[0])
     refuse_preferences([name for name in ("kto_tag", "label") if isinstance(held.get(name), bool)
                         and (name == "kto_tag" or needed in TURNS and needed != ALPACA)])
@@ -114,6 +115,9 @@ def read_row(row, wanted, unread):
     for name in ("system", "system_prompt"):
         if name in held and name in FORMS[needed]:
             conversation[first] = after_system(name, held[name], conversation[first])
+    contents = [message.get("content") for message in
+                conversation[first] + conversation.get("completion", [])]
+    unread.update(name for name in others if held[name] not in contents)
     return conversation
 
 
