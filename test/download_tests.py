@@ -103,7 +103,8 @@ def test_tokenizers_come_by_name():
         assert stream(f"{name}.out", "train") == [1, 0]
         assert manifest(f"{name}.out")["settings"]["tokenizer"] == "gpt2"
         assert json.loads(read(f"{name}.out/tokenizer_config.json")) == {
-            "eos_token": "<eos>", "model_input_names": ["input_ids", "attention_mask"]}
+            "eos_token": "<eos>", "model_input_names": ["input_ids", "attention_mask"],
+            "padding_side": "right", "tokenizer_class": "PreTrainedTokenizerFast"}
 
 
 def test_damage_is_noticed():

@@ -643,7 +643,7 @@ def test_the_class_is_one_that_does_as_tokenizer_json_says():
             ({"tokenizer_class": "Qwen2Tokenizer"}, "PreTrainedTokenizerFast", "right"),
             ({"tokenizer_class": "CodeLlamaTokenizer"}, "CodeLlamaTokenizer", None),
             ({"tokenizer_class": "TokenizersBackend"}, "PreTrainedTokenizerFast", None),
-            ({}, None, None)):
+            ({}, "PreTrainedTokenizerFast", "right")):
         write("classes/tokenizer_config.json", json.dumps(
             {"eos_token": END, "extra_special_tokens": [END]} | config))
         held = open_vocabulary({"tokenizer": path}).configured

@@ -38,8 +38,9 @@ HUB_TOKENIZERS = {
     "o200k_base": "Xenova/gpt-4o", "o200k_harmony": "openai/gpt-oss-20b"}
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 # classes with the sides on which they pad; of their tokenizer.json transformers 5 takes only the
-# vocabulary and the merges, and cuts texts as the class does
-REBUILT = {"GPT2Tokenizer": "right", "LlamaTokenizer": "left", "Qwen2Tokenizer": "right"}
+# vocabulary and the merges, and cuts texts as the class does. Without a class it takes the model's
+REBUILT = {"GPT2Tokenizer": "right", "LlamaTokenizer": "left", "Qwen2Tokenizer": "right",
+           "": "right"}
 AS_IT_STANDS = "PreTrainedTokenizerFast"  # the class that does all that a tokenizer.json says
 NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 # older files: of special tokens by name, and of added tokens
@@ -118,7 +119,7 @@ class Vocabulary:
     def make_readable(self):
         """Changes what transformers 4 cannot read, or 5 reads without tokenizer.json."""
         held = self.configured
-        side = REBUILT.get(str(held.get("tokenizer_class")).removesuffix("Fast"))
+        side = REBUILT.get(str(held.get("tokenizer_class", "")).removesuffix("Fast"))
         if held.get("tokenizer_class") == "TokenizersBackend":  # the name of version 5
             held["tokenizer_class"] = AS_IT_STANDS
         elif side and "eos_token" in self.named_specials():  # else the class names it
