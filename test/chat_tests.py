@@ -283,6 +283,19 @@ def test_checkpoints_name_the_ends_of_answers():
         said = read(f"{start}_run/latest/generation_config.json")
         assert json.loads(said) == (expected or own), said
         assert expected or said == json.dumps(own).encode(), said
+    # a base model has never seen a token that ends answers
+    content = bytearray(read("stops_1/model.safetensors"))
+    length, = struct.unpack_from("<Q", content)
+    row = json.loads(content[8:8 + length])["model.embed_tokens.weight"]
+    (begin, end), rows = row["data_offsets"], row["shape"][0]
+    width, begin = (end - begin) // rows, begin + 8 + length
+    for token, seen in ((1, True), (2, False), (0, False)):
+        zeroed = content[:]
+        zeroed[begin + token * width:begin + (token + 1) * width] = bytes(width)
+        write("stops_1/model.safetensors", bytes(zeroed))
+        said = run("train_gpt", "--load", "stops_1", *trains, f"unseen_{token}").err
+        says(said, "!" * seen + f"warning: --load stops_1: the embedding of token {token}, which")
+        assert len(said.splitlines()) == (not seen), said
     # of the sources of a mixture all, and all that a pattern matches
     template = PLAIN.replace("<|im_end|>", "<|endoftext|>")
     other = make_tokenizer("stops_text", template)

@@ -3,6 +3,7 @@
 #include "run_data.h"
 
 #include <cjson/cJSON.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -223,6 +224,33 @@ static Companion read_generation_config(const char *path) {
     return c;
 }
 
+// Warns if a token that ends answers has an embedding of zeros in the weights that the run starts
+// from. Base models have such embeddings for tokens that only models tuned from them use. ends: a
+// generation_config.json.
+static void warn_of_unseen(Run *run, const Companion *ends) {
+    const Options *o = &run->options;
+    const float ZERO = 1e-10f; // other embeddings are far larger
+    int64_t width = run->config.channels, vocab = run->config.vocab;
+    CLOSED(json_close) cJSON *json = json_parse(ends->bytes, ends->size);
+    const cJSON *id, *ids = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id");
+    FREED float *row = malloc_or_die((size_t)width * sizeof(float));
+    if (o->load[0] == '\0' || o->resumes) { return; }
+    cJSON_ArrayForEach(id, ids) {
+        int64_t token = json_count(id), begin = run->layout.params[0].offset + token * width;
+        int64_t from = max64(1, begin); // where it is 0, the whole file would be checked
+        if (token < 0 || token >= vocab) { continue; }
+        // the run reads all weights later, and ends if they cannot be read
+        if (!checkpoint_weights(&run->start, &run->layout, from, begin + width, row)) { return; }
+        bool zero = true;
+        for (int64_t i = 0; i < begin + width - from; i++) { zero &= fabsf(row[i]) < ZERO; }
+        if (zero) {
+            warn("--load %s: the embedding of token %lld, which ends answers, is zero: this model "
+                 "was not trained with the chat template; start from one that was",
+                 o->load, (long long)token);
+        }
+    }
+}
+
 // Adds the tokens that end answers, which the generation_config.json beside conversations names,
 // to the one that is saved. A mixture's sources may name different tokens.
 static void add_ends(Run *run) {
@@ -246,6 +274,7 @@ static void add_ends(Run *run) {
         }
         Companion ends = read_generation_config(path);
         if (ends.bytes == NULL) { continue; }
+        warn_of_unseen(run, &ends);
         char *text = hf_add_ends(saved->bytes, saved->size, config->bytes, config->size, ends.bytes,
                                  ends.size);
         free(ends.bytes);
