@@ -583,7 +583,7 @@ bool checkpoint_match(const Checkpoint *c, const Options *options, const ParamLa
         bool moves = strcmp(name, "save") == 0 || (source == SOURCE_DERIVED &&
                                                    // the tokenizer's path, the only derived text
                                                    row->type == OPTION_STRING);
-        if (moves || row->effect == EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
+        if (moves || row->effect >= EFFECT_ACTION || strcmp(was, now) == 0) { continue; }
         if (strcmp(name, "optimizer") == 0 && options_train(options)) {
             return fail("%s: its moments are those of --optimizer %s, this run's is %s; resume "
                         "with its optimizer, or start a new run from its weights by --load",

@@ -148,7 +148,7 @@ bool option_is_inherited(const OptionRow *row, const Options *continues) {
     bool machine = strcmp(row->group, "Several GPUs") == 0 ||
                    row->offset == offsetof(Options, device_memory_gib) ||
                    row->offset == offsetof(Options, optimizer_cpu_offload);
-    return !path && !machine && row->effect != EFFECT_ACTION &&
+    return !path && !machine && row->effect < EFFECT_ACTION &&
            (options_train(continues) || evaluates);
 }
 
@@ -157,8 +157,8 @@ static bool copy(Options *to, const Options *from, const OptionRow *row, OptionS
     return option_set(to, row->name, option_text(from, row, value), source);
 }
 
-// Gives an option its default if one that excludes it comes from a stronger source: --bf16 on the
-// command line of a run that resumes turns off the checkpoint's --fp8-format.
+// An option of the command line turns off an option of a file or checkpoint that it excludes:
+// --bf16 at a resume turns off the checkpoint's --fp8-format.
 static bool turn_off_excluded(Options *o) {
     static const struct {
         const char *on, *off;
@@ -169,13 +169,13 @@ static bool turn_off_excluded(Options *o) {
     Options defaults;
     options_default(&defaults);
     for (int i = 0; i < (int)(sizeof(pairs) / sizeof(pairs[0])); i++) {
-        OptionSource source = option_source(o, pairs[i].on);
-        if (option_same(o, &defaults, option_row(pairs[i].on)) ||
-            source <= option_source(o, pairs[i].off)) {
+        const OptionRow *on = option_row(pairs[i].on), *off = option_row(pairs[i].off);
+        if (option_same(o, &defaults, on) || option_source(o, on->name) < SOURCE_COMMAND ||
+            option_source(o, off->name) == SOURCE_COMMAND) {
             continue;
         }
-        if (!copy(o, &defaults, option_row(pairs[i].off), source)) { return false; }
-        option_set_source(o, pairs[i].off, SOURCE_DERIVED);
+        if (!copy(o, &defaults, off, SOURCE_COMMAND)) { return false; }
+        option_set_source(o, off->name, SOURCE_DERIVED);
     }
     return true;
 }
@@ -311,22 +311,20 @@ const char *option_from_checkpoint(const Options *o, const char *name, char out[
                        taken ? ")" : "");
 }
 
-// Refuses two actions, because a run does one. --plan plans the memory of a run that trains,
-// evaluates or samples.
-static bool check_actions(const Options *o) {
-    static const char *const actions[] = {"eval-only", "sample-only",      "dump-gradients",
-                                          "plan",      "list-checkpoints", "list-tensors",
-                                          "export"};
-    const char *other = NULL;
+// Refuses two tasks. Only --plan may stand beside another one: an evaluation, a sample, or a step
+// whose gradients are dumped.
+static bool check_tasks(const Options *o) {
+    bool planned = o->plan && (o->eval_only || o->sample_only || o->dump_gradients[0] != '\0');
+    const OptionRow *other = NULL;
     Options defaults;
     options_default(&defaults);
-    for (int i = 0; i < (int)(sizeof(actions) / sizeof(actions[0])); i++) {
-        const char *action = actions[i];
-        if (option_same(o, &defaults, option_row(action))) { continue; }
-        if (other != NULL && strcmp(action, "plan") != 0) {
-            return fail("--%s: --%s is given too; leave one of them out", action, other);
+    EACH_OPTION (row) {
+        bool plans = planned && row->offset == offsetof(Options, plan);
+        if (row->effect != EFFECT_TASK || plans || option_same(o, &defaults, row)) { continue; }
+        if (other != NULL) {
+            return fail("--%s: --%s is given too; leave one of them out", row->name, other->name);
         }
-        other = action;
+        other = row;
     }
     return true;
 }
@@ -524,5 +522,5 @@ bool options_resolve(Options *o, const OptionFacts *facts) {
                        !option_same(o, &defaults, row);
         if (derived) { option_set_source(o, row->name, SOURCE_DERIVED); }
     }
-    return check_actions(o) && check_values(o);
+    return check_tasks(o) && check_values(o);
 }

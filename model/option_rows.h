@@ -231,11 +231,11 @@ TEXT("sample-tokens", sample_tokens, "", "IDS|@FILE",
     "tokens that samples continue, by their numbers, or a file of them; samples are then numbers "
     "too, and no end-of-text token ends them (scripts/chat looks for it)", NOTHING,
     NEEDS("sample-interval|sample-only"))
-FLAG("sample-only", sample_only, "false", "print one sample and exit", ACTION)
+FLAG("sample-only", sample_only, "false", "print one sample and exit", TASK)
 TEXT("eval-choices", eval_choices, "", "GLOB",
     "multiple-choice sets (scripts/prepare_choices) to score at every evaluation", SPEED)
 FLAG("eval-only", eval_only, "false",
-    "evaluate once (--valid-data, --eval-choices) and exit", ACTION)
+    "evaluate once (--valid-data, --eval-choices) and exit", TASK)
 
 #undef GROUP
 #define GROUP "Checkpoints"
@@ -254,7 +254,7 @@ TEXT("resume", resume, "", "latest|PATH",
     "continue from a checkpoint, which gives the options that are not given here; latest: the "
     "newest one under --save, if any", ACTION)
 FLAG("list-checkpoints", list_checkpoints, "false",
-    "list the checkpoints under --save, whole or damaged, and exit", ACTION)
+    "list the checkpoints under --save, whole or damaged, and exit", TASK)
 
 #undef GROUP
 #define GROUP "GPU"
@@ -282,7 +282,7 @@ FLAG("profile", profile, "false",
     "after the last step, time one more by kernel family (its update counts for nothing)", NOTHING)
 FLAG("verify", verify, "false",
     "check driver, libraries, matmuls, an attention kernel and NCCL on this machine, and exit",
-    ACTION)
+    TASK)
 
 #undef GROUP
 #define GROUP "Several GPUs"
@@ -304,18 +304,18 @@ FLAG("completion", completion, "false",
     "--completion)", ACTION)
 TEXT("metrics", metrics, "", "FILE",
     "where the metrics go instead of --save's metrics.jsonl; needs no --save", NOTHING)
-FLAG("plan", plan, "false", "print the memory plan and exit", ACTION)
+FLAG("plan", plan, "false", "print the memory plan and exit", TASK)
 FLAG("list-tensors", list_tensors, "false",
-    "print the model's tensors, as model.safetensors has them, and exit", ACTION)
+    "print the model's tensors, as model.safetensors has them, and exit", TASK)
 TEXT("export", export_to, "", "DIR",
-    "write the weights of --load as a new Hugging Face folder to serve, in BF16, and exit", ACTION)
+    "write the weights of --load as a new Hugging Face folder to serve, in BF16, and exit", TASK)
 FLAG("export-fp8", export_fp8, "false",
     "export the blocks' linear layers in FP8 with a scale for each 128 x 128 weights (llama)",
     ACTION, NEEDS("export"))
 REAL("export-shard-gb", export_shard_gb, "5", 0, 1e6,
     "export files of at most X times 10^9 bytes, or of one tensor", ACTION, NEEDS("export"))
 TEXT("dump-gradients", dump_gradients, "", "FILE",
-    "write the next step's loss and gradients, before clipping, as safetensors, and exit", ACTION)
+    "write the next step's loss and gradients, before clipping, as safetensors, and exit", TASK)
 TEXT("config", config, "", "FILE",
     "read options from a file, one a line; of several files a later one overrides, and the command "
     "line overrides all", ACTION)

@@ -29,6 +29,7 @@
 #define SPEED EFFECT_SPEED
 #define NOTHING EFFECT_NOTHING
 #define ACTION EFFECT_ACTION
+#define TASK EFFECT_TASK
 
 // 2^53. A bound is a double, which represents every whole number up to 2^53. That is far above any
 // option's useful values.
@@ -42,7 +43,7 @@ const char *const option_effects[] = {
     [EFFECT_START] = "start",         [EFFECT_DATA] = "data",
     [EFFECT_PRECISION] = "precision", [EFFECT_EVALUATION] = "evaluation",
     [EFFECT_SPEED] = "speed",         [EFFECT_NOTHING] = "nothing",
-    [EFFECT_ACTION] = "action"};
+    [EFFECT_ACTION] = "action",       [EFFECT_TASK] = "task"};
 const int option_table_count = sizeof(option_table) / sizeof(option_table[0]);
 _Static_assert(sizeof(option_table) / sizeof(option_table[0]) <= OPTIONS_MAX, "raise OPTIONS_MAX");
 

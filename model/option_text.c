@@ -23,7 +23,7 @@ cJSON *options_json(const Options *options) {
 // Returns whether config.txt has an option: one that was given or comes from a checkpoint, and is
 // not an action.
 static bool is_given(const Options *options, const OptionRow *row) {
-    return row->effect != EFFECT_ACTION && options->source[row - option_table] >= SOURCE_CHECKPOINT;
+    return row->effect < EFFECT_ACTION && options->source[row - option_table] >= SOURCE_CHECKPOINT;
 }
 
 cJSON *options_given(const Options *options) {
@@ -82,9 +82,10 @@ void options_write_config(const Options *options, FILE *out) {
 // Returns what an option needs (option_rows.h) and lacks, or what a needed option lacks; NULL: it
 // has an effect.
 static const char *lacking(const Options *options, const OptionRow *row) {
-    char needs[160], value[OPTION_TEXT], *rest;
-    if (row->needs == NULL) { return NULL; }
-    snprintf(needs, sizeof(needs), "%s", row->needs);
+    char needs[OPTION_TEXT], value[OPTION_TEXT], *rest;
+    const char *lacks = row->needs;
+    if (lacks == NULL) { return NULL; }
+    snprintf(needs, sizeof(needs), "%s", lacks);
     for (char *name = strtok_r(needs, "|", &rest); name != NULL;
          name = strtok_r(NULL, "|", &rest)) {
         char *needed_value = strchr(name, ' ');
@@ -93,9 +94,9 @@ static const char *lacking(const Options *options, const OptionRow *row) {
         bool met = needed_value == NULL
                        ? !is_default(options, needed)
                        : strcmp(option_text(options, needed, value), needed_value) == 0;
-        if (met) { return lacking(options, needed); }
+        if (met && (lacks = lacking(options, needed)) == NULL) { return NULL; }
     }
-    return row->needs;
+    return lacks;
 }
 
 void options_note_idle(const Options *options, bool gpu) {
@@ -133,7 +134,7 @@ void options_print(const Options *options, bool all, FILE *out) {
         bool named = row->offset == offsetof(Options, model);
         bool prints = named ? preset // a model that no preset describes has no name
                             : all || is_given(options, row) || !is_default(options, row);
-        if (row->effect == EFFECT_ACTION || !prints || *option_text(options, row, value) == '\0') {
+        if (row->effect >= EFFECT_ACTION || !prints || *option_text(options, row, value) == '\0') {
             continue;
         }
         if (row->type == OPTION_BOOL) {
@@ -163,7 +164,7 @@ void options_help(const Options *options, FILE *out, const char *program) {
         // a default is printed as it is written in its row: 1.0, not 1; an action, such as
         // --help itself, always shows its default
         bool own = shown.source[row - option_table] == SOURCE_DEFAULT ||
-                   row->effect == EFFECT_ACTION;
+                   row->effect >= EFFECT_ACTION;
         const char *text = own ? row->fallback : option_text(&shown, row, value);
         bool flag = row->type == OPTION_BOOL, on = flag && strcmp(text, "true") == 0;
         bool has_default = !flag && *text != '\0';

@@ -66,8 +66,8 @@ typedef enum {
 } OptionType;
 
 // What an option's value affects. The run record in metrics.jsonl has these effects, for the Python
-// scripts. EFFECT_ACTION: the option tells this process what to do; it is neither printed at the
-// start nor saved with the run.
+// scripts. Options from EFFECT_ACTION on tell this process what to do; they are neither printed at
+// the start nor saved with the run.
 typedef enum {
     EFFECT_RESULTS,    // what the model learns
     EFFECT_SHAPE,      // the model's tensors
@@ -77,7 +77,8 @@ typedef enum {
     EFFECT_EVALUATION, // which tokens an evaluation sees, or the context before them
     EFFECT_SPEED,      // time and memory; results change only by rounding
     EFFECT_NOTHING,    // only what is printed or saved, or how long the run waits
-    EFFECT_ACTION
+    EFFECT_ACTION,
+    EFFECT_TASK // the process does this and exits; it does one task
 } OptionEffect;
 
 typedef struct {

@@ -260,13 +260,13 @@ build_command() {
         if [[ $launch == self ]]; then options+=(--gpus "$gpus"); fi
     fi
     if [[ $precision == both ]]; then
-        local name # the user's own FP8, which the variant's words come after
+        local name variant=("${fp8[@]}") # then the user's own FP8, which the variant's would override
         for name in fp8-format fp8-recipe; do
-            if has "$name" "$@"; then fp8+=("--$name" "$(value_of "$name" "$@")"); fi
+            if has "$name" "$@"; then variant+=("--$name" "$(value_of "$name" "$@")"); fi
         done
-        if has no-fp8-lm-head "$@"; then fp8+=(--no-fp8-lm-head); fi
+        if has no-fp8-lm-head "$@"; then variant+=(--no-fp8-lm-head); fi
         command=("$scripts/compare" --out "$out" --trainer "$trainer" --seeds "${SEEDS:-1234}"
-            --variant "bf16: ${bf16[*]}" --variant "fp8: ${fp8[*]}" -- "${options[@]}" "$@")
+            --variant "bf16: ${bf16[*]}" --variant "fp8: ${variant[*]}" -- "${options[@]}" "$@")
         return
     fi
     command=("$trainer" "${options[@]}" --save "$out" "$@")
@@ -307,7 +307,9 @@ recipe() {
     if [[ $smoke == 1 ]]; then check_options --plan "$@"; fi
     build_command "$@"
     if [[ $smoke != 1 ]]; then
-        "$scripts/estimate" --gpus "$ranks" "${model[@]}" "${training[@]}" --fp8-lm-head "$@" ||
+        options=("${model[@]}" "${training[@]}")
+        add_shards "$@" # --epochs needs them
+        "$scripts/estimate" --gpus "$ranks" "${options[@]}" --fp8-lm-head "$@" ||
             echo "going on without an estimate"
     fi
     exec "${command[@]}"

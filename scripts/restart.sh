@@ -67,9 +67,12 @@ save=$(option --save "$@")
     "without checkpoints there is nothing to resume"
 
 config=$(option --config "$@")
-if [[ -f $config && -z $(option --resume "$@") ]] &&
-    grep -E '^[[:space:]]*(--)?resume[[:space:]=]' "$config" | grep -qvw latest; then
-    die "--config $config has a --resume, which is not seen: give it in the command"
+if [[ -f $config && -z $(option --resume "$@") ]]; then
+    value='s/^[[:space:]]*(--)?resume[[:space:]=]+"?([^"[:space:]=][^"[:space:]]*).*/\2/p'
+    resume=$(sed -nE "$value" "$config" | tail -n 1)
+    if [[ -n $resume && $resume != latest ]]; then
+        die "--config $config has --resume $resume, which is not seen: give it in the command"
+    fi
 fi
 
 # The name of the newest checkpoint; nothing before the first.

@@ -21,7 +21,7 @@ from unittest import mock
 import check
 import matplotlib.figure
 import numpy
-from check import call, main, same, says
+from check import call, main, same, says, write
 from llm8 import (
     bench,
     boards,
@@ -986,8 +986,14 @@ def test_variants_and_seeds():
              ["--bf16", "--fp8-format", "e4m3"])):
         task, = experiment.make_tasks(["p"], [("a", words)], ["1"], common, "out")
         same(task.command, ["p", "--keep", "1", *common, *own, "--seed", "1"])
-    says(call(functools.partial(experiment.make_tasks, ["p"], [("a", ["--config=x"])], ["1"],
-                                ["--lr", "1"], "out")).err, "the options after -- override")
+    write("x.txt", "# --seed\nlr 2\n  --fp8-format = hybrid\nshuffle no\n")
+    for common, overridden in (("--lr 1", "--lr\n"), ("--lr=1 --bf16", "--fp8-format, --lr\n"),
+                               ("--no-shuffle --epochs 1", "--shuffle\n"), ("--epochs 1", "")):
+        for words in (["--config=x.txt"], ["--bf16", "--config", "x.txt"]):
+            said = call(functools.partial(experiment.make_tasks, ["p"], [("a", words)], ["1"],
+                                          common.split(), "out")).err
+            same(said, overridden and f"warning: --variant a: what follows -- overrides its "
+                 f"--config's {overridden}")
     for read, wrong in (
             (experiment.parse_variant,
              ("--bf16", "a b: --x", "a: x", "a: --x '", "a/b: --x", ": --x")),

@@ -121,6 +121,13 @@ dry() {
     env DRY=1 OUT=/o GPUS=8 "${@:1:$#-1}" "$root/scripts/run_${*: -1}.sh"
 }
 
+# What the user gives comes once after the variant's own words, and once for both variants.
+test_two_precisions_have_the_users_fp8() {
+    OUT=$PWD/two SMOKE=1 PRECISION=both expect_status 3 recipe llama_1b --fp8-recipe tensorwise || return
+    is "$(grep -o -- '"--fp8-recipe", "[a-z]*"' two/fp8/seed-1234/command.json | cut -d'"' -f4 | xargs)" \
+        'tensorwise delayed tensorwise'
+}
+
 # A job's script is a copy elsewhere.
 copied() {
     cp "$root/scripts/run_llama_1b.sh" slurm_script
@@ -206,6 +213,7 @@ test_the_estimate_has_the_head_of_the_run() {
     check_rows <<'ROWS'
 0|env GPUS=2 tree/scripts/run_gpt2_124m.sh --lr 1|estimate --gpus 2 --model gpt2-124m | --fp8-lm-head --lr 1|restart.sh 
 0|env GPUS=2 tree/scripts/run_llama_1b.sh|estimate --gpus 2 --model llama-1b | --fp8-lm-head
+0|env GPUS=2 tree/scripts/run_llama_1b.sh --epochs 2|.bin --fp8-lm-head --epochs 2
 0|env GPUS=2 ./linked|estimate --gpus 2 --model llama-1b | --fp8-lm-head
 1|env GPUS=4 tree/scripts/run_llama_1b.sh --lr 1|error: no|!prepare_data
 1|env GPUS=4 SLURM_JOB_ID=7 SLURM_NNODES=2 tree/scripts/run_llama_1b.sh|error: no|!prepare_data

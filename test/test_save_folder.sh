@@ -179,11 +179,17 @@ END
     is "$(xargs <said)" 'elsewhere/step_00000500 elsewhere/step_00000500 latest latest latest'
     # --resume latest would replace one of a file
     echo 'resume = elsewhere/step_00000500' >resume.txt
-    expect_message 1 'error: --config resume.txt has a --resume, which is not seen' "${restart[@]}" \
-        trainer --save there --config resume.txt
-    echo 'resume latest' >resume.txt
-    echo end >actions
-    expect_status 0 "${restart[@]}" trainer --save there --config=resume.txt
+    expect_message 1 'error: --config resume.txt has --resume elsewhere/step_00000500, which' \
+        "${restart[@]}" trainer --save there --config resume.txt
+    echo '--resume "run/latest/step_00000500"' >resume.txt
+    expect_message 1 'has --resume run/latest/step_00000500, which' "${restart[@]}" trainer --save there \
+        --config=resume.txt
+    local line
+    for line in 'resume latest' 'resume = ""'; do
+        echo "$line" >resume.txt
+        echo end >actions
+        expect_status 0 "${restart[@]}" trainer --save there --config=resume.txt
+    done
 }
 
 test_links_are_unlinked_only() {

@@ -225,16 +225,14 @@ static Companion read_generation_config(const char *path) {
 }
 
 // Warns if a token that ends answers has an embedding of zeros in the weights that the run starts
-// from. Base models have such embeddings for tokens that only models tuned from them use. ends: a
-// generation_config.json.
+// from (--load). Base models have such embeddings for tokens that only models tuned from them use.
+// ends: a generation_config.json.
 static void warn_of_unseen(Run *run, const Companion *ends) {
-    const Options *o = &run->options;
     const float ZERO = 1e-10f; // other embeddings are far larger
     int64_t width = run->config.channels, vocab = run->config.vocab;
     CLOSED(json_close) cJSON *json = json_parse(ends->bytes, ends->size);
     const cJSON *id, *ids = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id");
     FREED float *row = malloc_or_die((size_t)width * sizeof(float));
-    if (o->load[0] == '\0' || o->resumes) { return; }
     cJSON_ArrayForEach(id, ids) {
         int64_t token = json_count(id), begin = run->layout.params[0].offset + token * width;
         int64_t from = max64(1, begin); // where it is 0, the whole file would be checked
@@ -246,7 +244,7 @@ static void warn_of_unseen(Run *run, const Companion *ends) {
         if (zero) {
             warn("--load %s: the embedding of token %lld, which ends answers, is zero: this model "
                  "was not trained with the chat template; start from one that was",
-                 o->load, (long long)token);
+                 run->options.load, (long long)token);
         }
     }
 }
@@ -258,9 +256,11 @@ static void add_ends(Run *run) {
     const Companion *config = &run->saves.start_config;
     char path[PATH_LENGTH];
     TokenFile shard;
+    const Options *o = &run->options;
+    bool added = false;
     FREED Source *sources = NULL;
     CLOSED(globfree) glob_t files = {0};
-    int count = read_sources(&run->options, &sources);
+    int count = read_sources(o, &sources);
     for (int i = 0; i < count; i++) {
         if (shards_find(sources[i].pattern, SHARD_MASKED, &shard)) {
             find_beside(&files, sources[i].pattern);
@@ -274,14 +274,15 @@ static void add_ends(Run *run) {
         }
         Companion ends = read_generation_config(path);
         if (ends.bytes == NULL) { continue; }
-        warn_of_unseen(run, &ends);
         char *text = hf_add_ends(saved->bytes, saved->size, config->bytes, config->size, ends.bytes,
                                  ends.size);
         free(ends.bytes);
         if (text == NULL) { continue; }
         free(saved->bytes);
         *saved = (Companion){text, strlen(text)};
+        added = true;
     }
+    if (added && o->load[0] != '\0' && !o->resumes) { warn_of_unseen(run, saved); }
 }
 
 // Reads the files that go into every checkpoint, so that a checkpoint needs no other files:
@@ -315,7 +316,7 @@ static void read_companions(Run *run) {
     Cut cut = run->tokenizer.cut;
     if (strcmp(hf_model_type(o), "qwen2") == 0 && cut != CUT_LLAMA3_DIGITS && cut != CUT_UNKNOWN) {
         warn("transformers 5 opens the tokenizer of a Qwen2 model as Qwen's, which cuts texts "
-             "otherwise than %s; there, open the tokenizer from a folder without config.json",
+             "in another way than %s: there, open the tokenizer from a folder without config.json",
              o->tokenizer);
     }
     if (known || cut != CUT_BYTES) { return; }

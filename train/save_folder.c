@@ -35,7 +35,8 @@ void save_folder_open(Run *run) {
     if (given && !options_train(o) && strcmp(o->resume, "latest") != 0) {
         warn("--save %s has no effect: --%s saves nothing%s", o->save,
              o->eval_only ? "eval-only" : "sample-only",
-             o->eval_only ? "; --metrics FILE records the evaluation" : "");
+             o->eval_only && o->metrics[0] == '\0' ? "; --metrics FILE records the evaluation"
+                                                   : "");
     }
     if (saves && run->valid_data.count > 0 && o->save_interval % o->eval_interval != 0) {
         printf("  note: --save-interval %lld is not a multiple of --eval-interval %lld: a "

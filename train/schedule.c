@@ -45,7 +45,7 @@ static void note_old_warmup(const Options *o, const Options *was, int64_t step) 
     int64_t last = o->train_iters - 1;
     unchanged.lr_warmup_iters = was->lr_warmup_iters;
     if (option_source(o, "lr-warmup-iters") >= SOURCE_FILE &&
-        o->lr_warmup_iters != was->lr_warmup_iters &&
+        o->lr_warmup_iters != was->lr_warmup_iters && o->lr_warmup_iters <= step &&
         learning_rate(o, step) == learning_rate(&unchanged, step) &&
         learning_rate(o, last) == learning_rate(&unchanged, last)) {
         printf("  --lr-warmup-iters %lld: over before step %lld, so it changes no learning rate\n",

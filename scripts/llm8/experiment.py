@@ -88,9 +88,9 @@ def make_tasks(program, variants, seeds, common, folder):
         environment.die("--variant: each needs a name of its own")
     for name, words in variants:
         refuse_ours(words, f"--variant {name}")
-        if common and has("--config", words):
-            environment.warn(f"--variant {name}: the options after -- override those of its "
-                             "--config")
+        if hidden := sorted(names_in_configs(words) & names_overridden(common)):
+            environment.warn(f"--variant {name}: what follows -- overrides its --config's "
+                             + ", ".join(f"--{option}" for option in hidden))
     return [Task(name, seed, os.path.join(folder, name, f"seed-{seed}"),
                  [*program, "--keep", "1", *common, *own_words(words, common), "--seed", seed])
             for seed in seeds for name, words in variants]
@@ -98,6 +98,24 @@ def make_tasks(program, variants, seeds, common, folder):
 
 def has(option, words):
     return any(word.split("=")[0] == option for word in words)
+
+
+def names_in_configs(words):
+    """Returns the names of the options in the files of --config."""
+    names = set()
+    for word, value in zip(words, [*words[1:], ""]):
+        path = value if word == "--config" else word.removeprefix("--config=")
+        if path != word and os.path.isfile(path):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                names |= set(re.findall(r"(?m)^[ \t]*(?:--)?(?:no-)?([a-z][\w-]*)", file.read()))
+    return names
+
+
+def names_overridden(words):
+    """Returns the names of the options that a config file cannot set beside `words`."""
+    names = {word.split("=")[0].removeprefix("--").removeprefix("no-") for word in words
+             if word.startswith("--")}
+    return names | ({"fp8-format"} if "bf16" in names else set())
 
 
 def own_words(words, common):

@@ -126,7 +126,9 @@ class Vocabulary:
             self.configured = {"padding_side": side} | held | {"tokenizer_class": AS_IT_STANDS}
         if isinstance(held.get("extra_special_tokens"), list):  # version 4 has an object there
             tokens = self.configured.pop("extra_special_tokens")
-            self.configured.setdefault("additional_special_tokens", tokens)
+            listed = self.configured.get("additional_special_tokens") or []
+            self.configured["additional_special_tokens"] = [
+                *listed, *(token for token in tokens if token not in listed)]
 
     def find_ends(self, wanted):
         """Finds the tokens that end and begin a text. wanted: the text of the end that the user
