@@ -269,12 +269,19 @@ def test_long_texts_are_cut_where_words_end():
     from llm8 import prepare_data as prepare
 
     text = "\n".join("".join(hostile_texts(20)) + "".join(TEXTS) for _ in range(3)) + " end.\nOf it"
+    line = " ".join(map(" ".join, zip(hostile_texts(60), sentences(3, 60)))).replace("\n", " ")
     prepare.LONG_TEXT = 500
-    assert len(prepare.pieces(text)) > 5 and "".join(prepare.pieces(text)) == text
-    for held in (vocabulary, *(open_vocabulary({"tokenizer": save(tokenizer, f"long_{place}")})
-                               for place, tokenizer in enumerate((sentencepiece(), unigram())))):
-        parts = [token for part in prepare.tokens_of(held, text) for token in part]
-        assert parts == held.encode(text), held.name
+    blank = byte_level()
+    blank.add_tokens(["a b"])
+    words = [byte_level(), byte_level(LLAMA3_PATTERN), byte_level(digits=True)]
+    others = [sentencepiece(), unigram(), blank]
+    for held, at_spaces in ((vocabulary, True), *(
+            (open_vocabulary({"tokenizer": save(tokenizer, f"long_{place}")}), place < len(words))
+            for place, tokenizer in enumerate(words + others))):
+        for whole in (text, line):
+            parts = [part for part in prepare.tokens_of(held, whole) if part]
+            assert sum(parts, []) == held.encode(whole), held.name
+            assert (len(parts) > 5) == (at_spaces or whole is text), held.name
 
 
 def prepared(output, *words):
