@@ -273,11 +273,11 @@ def test_long_texts_are_cut_where_words_end():
     prepare.LONG_TEXT = 500
     blank = byte_level()
     blank.add_tokens(["a b"])
-    words = [byte_level(), byte_level(LLAMA3_PATTERN), byte_level(digits=True)]
-    others = [sentencepiece(), unigram(), blank]
+    known = [byte_level(), byte_level(LLAMA3_PATTERN), byte_level(digits=True)]
+    unknown = [sentencepiece(), unigram(), blank]
     for held, at_spaces in ((vocabulary, True), *(
-            (open_vocabulary({"tokenizer": save(tokenizer, f"long_{place}")}), place < len(words))
-            for place, tokenizer in enumerate(words + others))):
+            (open_vocabulary({"tokenizer": save(tokenizer, f"long_{place}")}), place < len(known))
+            for place, tokenizer in enumerate(known + unknown))):
         for whole in (text, line):
             parts = [part for part in prepare.tokens_of(held, whole) if part]
             assert sum(parts, []) == held.encode(whole), held.name
