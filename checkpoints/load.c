@@ -512,7 +512,9 @@ bool checkpoint_model(Checkpoint *start, Options *o, Options *was) {
     if (!open_model(start, path, o, was)) {
         const char *from_hub = "; scripts/convert_hf import makes one from a model of the Hub";
         return o->resumes
-                   ? fail("--resume %s; --list-checkpoints shows which are whole", error_text())
+                   ? fail("--resume %s; --list-checkpoints shows which are whole; from a model's "
+                          "weights, --load starts a run",
+                          error_text())
                    : fail("--load %s%s", error_text(),
                           path_exists(path) || errno != ENOENT ? "" : from_hub);
     }

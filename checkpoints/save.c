@@ -402,10 +402,14 @@ static bool check_owner(const Options *o, const Checkpoint *start) {
                     "give another --save",
                     o->save, (long long)newest);
     }
+    bool taken = path_exists(path);
+    const char *name = path_name(path);
     return path_is(path, path_id(start->path)) ||
            fail("%s: holds checkpoints of another run than --resume %s; give another --save, or "
-                "--load to start a new run from its weights; if it is this run's, rename it to %s",
-                o->save, o->resume, path_name(path));
+                "--load to start a new run from its weights; if it is this run's, %s%s%srename it "
+                "to %s",
+                o->save, o->resume, taken ? "give " : "", taken ? name : "",
+                taken ? " there another name first, and " : "", name);
 }
 
 bool checkpoint_claim(const Options *o, const Checkpoint *start) {

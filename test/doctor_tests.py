@@ -72,13 +72,13 @@ def in_bf16(record):
         row.update(x="BF16", w="BF16", dy="BF16", wgrad="BF16", reason="no FP8 before 9.0")
 
 
-def half_lost(what, recipe="delayed"):
+def half_lost(what, recipe="delayed", layers="6"):
     """Half of a tensor's codes are of that kind."""
     def change(record):
         if record["kind"] == "fp8":
             counts = record["tensors"]["blocks.1.fc1.dy"]
             counts[what] = counts["elements"] // 2
-        return changed("run", options(fp8_recipe=recipe))(record)
+        return changed("run", options(fp8_recipe=recipe, num_layers=layers))(record)
     return change
 
 
@@ -212,6 +212,8 @@ PLANTED = (
     ("r/fp8", changed("step", lr=0, after=59), 0, "ok learning rate"),
     ("r/fp8", changed("run", options(lr="1e-06")), 1, "its peak of 1e-06 is far too small",
      "--lr 0.002"),
+    ("r/fp8", lambda record: changed("run", options(load="/start"))(record) and changed(
+        "step", lr=0)(record), 1, "-> --lr 1e-5 is usual for fine-tuning"),
     ("r/fp8", changed("run", options(lr="1e-06", load="/start")), 0,
      "ok learning rate up to 1e-06"),
     # precision
@@ -227,6 +229,9 @@ PLANTED = (
     ("r/fp8", half_lost("zero", "tensorwise"), 1, "are zero",
      "-> --fp8-recipe blockwise, or --first-last-layers-bf16"),
     ("r/fp8", half_lost("zero", "blockwise"), 1, "are zero", "-> --first-last-layers-bf16"),
+    ("r/fp8", half_lost("zero", "blockwise", "2"), 1, "are zero", "-> --bf16"),
+    ("r/fp8", lambda record: half_lost("zero")(record) and changed("run", options(**{
+        "fp8-margin": "20"}))(record), 1, "-> --fp8-margin 0, --fp8-recipe tensorwise or"),
     ("r/fp8", without("fp8"), 0, "ok FP8 range", "--fp8-stats-interval 100"),
     # records
     ("r/fp8", changed("step", dict.clear, after=29, before=33), 0,

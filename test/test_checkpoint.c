@@ -397,6 +397,10 @@ TEST(going_back_sets_newer_ones_aside) {
         "s: holds checkpoints of another run than --resume s/step_00000004.aside-1; give ");
     CHECK_CONTAINS(error_text(), "; if it is this run's, rename it to step_00000004");
     CHECK_TEXT(shown(), "1 latest 1, best -1");
+    CHECK(rename("s/step_00000003.aside-1", "s/step_00000004") == 0); // the name is taken
+    CHECK_REFUSED(claim(options_of(SAVED "--resume s/step_00000004.aside-1")),
+                  "give step_00000004 there another name first, and rename it to step_00000004");
+    CHECK(rename("s/step_00000004", "s/step_00000003.aside-1") == 0);
     CHECK(rename("s/step_00000002.aside-1", "s/step_00000002") == 0);
     CHECK(go_back("s/step_00000002"));
     CHECK_TEXT(shown(), "1 2 latest 2, best 2");

@@ -313,6 +313,8 @@ test_starts() {
 0|train --untie-embeddings-and-output-weights --head-lr-mult 0.5|!no effect
 0|train --fp8-lm-head --fp8-format hybrid --fp8-recipe tensorwise|!no effect
 0|train --resume s/latest|nothing to train: step 3 is done, and --train-iters is 3
+0|train_gpt --resume s/latest --epochs 0.001|nothing to train: step 3 is done, and --epochs 0.001 ends at 3
+1|train_gpt --sample-only --sample-prompt AB|--sample-prompt: no weights and no tokenizer: give --load or --resume
 1|tiny --data d/x_val.bin --resume s/latest|error: --data |--accept-data-change|!nothing to train
 0|train --resume s/latest --train-iters 1|nothing to train: step 3 is done, and --train-iters is 1
 0|train --resume s/latest --eval-only --valid-data d/x_val.bin|eval after step 3 |!nothing to train|!(best)|!warning

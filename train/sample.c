@@ -55,6 +55,9 @@ static bool encode_prompt(Run *run) {
     if (!tokenizer) {
         const Options *o = &run->options;
         bool starts = o->origin[0] != '\0', theirs = starts && run->start.options == NULL;
+        if (!starts && o->data[0] == '\0') {
+            return fail("--sample-prompt: no weights and no tokenizer: give --load or --resume");
+        }
         return fail("--sample-prompt: there is no tokenizer.bin %s%s to encode it with (%s)",
                     starts ? "in " : "beside the shards", o->origin,
                     theirs ? "scripts/convert_hf import makes one of a tokenizer.json"

@@ -201,8 +201,10 @@ static void resume(Run *run) {
     }
     run_match_data(run);
     if (options_train(o) && run->progress.step >= o->train_iters) {
-        printf("nothing to train: step %lld is done, and --train-iters is %lld\n",
-               (long long)run->progress.step, (long long)o->train_iters);
+        char limit[60] = "--train-iters is";
+        if (o->epochs > 0) { snprintf(limit, sizeof(limit), "--epochs %g ends at", o->epochs); }
+        printf("nothing to train: step %lld is done, and %s %lld\n", (long long)run->progress.step,
+               limit, (long long)o->train_iters);
     }
     if (run->group.rank == 0) { warn_of_jump(o, &was, run->progress.step); }
 }

@@ -54,12 +54,17 @@ well, note, wrong = (partial(Finding, level) for level in (OK, NOTE, WRONG))
 
 def finer(run, delayed):
     """Returns the remedy if an FP8 run loses too much. delayed: that for delayed scaling."""
-    recipes = {"delayed": f"{delayed}, --fp8-recipe tensorwise or blockwise, or ",
-               "tensorwise": "--fp8-recipe blockwise, or "}
-    first_last = "--first-last-layers-bf16"
+    found = {"delayed": [delayed, "--fp8-recipe tensorwise or blockwise"],
+             "tensorwise": ["--fp8-recipe blockwise"]}.get(run.option("fp8-recipe"), [])
+    first_last, ends = "--first-last-layers-bf16", 2
     if run.option(first_last[2:]) == "true":
         first_last = "a larger --num-layers-at-start-in-bf16 or --num-layers-at-end-in-bf16"
-    return recipes.get(run.option("fp8-recipe"), "") + first_last
+        ends = sum(metrics.option_number(run.start, f"num-layers-at-{end}-in-bf16")
+                   for end in ("start", "end"))
+    if metrics.option_number(run.start, "num-layers") > ends:  # else none would be in FP8
+        found.append(first_last)
+    *others, last = found or ["--bf16"]
+    return ", ".join(others) + ", or " * bool(others) + last
 
 
 def more_margin(run):
@@ -68,8 +73,8 @@ def more_margin(run):
 
 def steadier(run):
     """Returns the remedy for a run whose losses or norms jump."""
-    return "--init-method-std 0 (it follows from the width), " * (not run.option("load")) + \
-        "a lower --lr, or a longer --lr-warmup-iters"
+    return "--init-method-std 0 (it follows from the width) if another is given, " * (
+        not run.option("load")) + "a lower --lr, or a longer --lr-warmup-iters"
 
 
 # ---- how it went -------------------------------------------------------------------------------
@@ -215,6 +220,8 @@ def learning_rate(run):
     usual = max(1e-4, 0.003239 - 0.0001395 * math.log(parameters)) if parameters >= 1 else 0
     idle = int((rates == 0)[::-1].cumprod().sum()) # at the end of the run
     better = f"--lr {usual:.1g} is usual for so many parameters"
+    if run.option("load"):
+        better = "--lr 1e-5 is usual for fine-tuning"
     if idle == len(steps):
         return [wrong("learning rate", "it is 0: nothing is learned", better)]
     if idle > max(1, IDLE_ALLOWED * len(steps)):
@@ -274,10 +281,11 @@ def fp8_ranges(run):
                      "--fp8-stats-interval 100 counts it, at little cost")]
     found = []
     most_saturated, most_zero = run.fp8_limits()
+    margin = metrics.option_number(run.start, "fp8-margin")
     for column, limit, what, remedy in (
             (1, most_saturated, "the largest", more_margin(run)),
-            (2, most_zero, "zero", "a shorter --fp8-amax-history-len (an old spike keeps the scale "
-             "low)")):
+            (2, most_zero, "zero", "--fp8-margin 0" if margin > 0 else
+             "a shorter --fp8-amax-history-len (an old spike keeps the scale low)")):
         bad = sorted((row[column], row[0]) for row in shares if row[column] > limit)
         if bad:
             others = f", and too many of {many(len(bad) - 1, 'other tensor')}" * (len(bad) > 1)
@@ -379,7 +387,7 @@ def counted_tokens(run):
         return []
     sources = "".join(f"; {name}: {epochs:.2f} epochs" for name, _, epochs in run.sources())
     return [well("data", f"{counted(metrics.number(run.steps[order[-1]], 'tokens'))} tokens in "
-                 f"{many(len(order), 'step')}, none left out{sources}")] if order else []
+                 f"{many(order[-1], 'step')}, none left out{sources}")] if order else []
 
 
 # ---- what makes it slow -------------------------------------------------------------------------

@@ -25,7 +25,9 @@ from .text import counted, duration, fixed, printable, shown
 KEPT = ("step", "eval", "fp8", "ranks", "save") # the kinds of records that a Run keeps by step
 # the options that option_number() reads
 OPTION_NUMBERS = dict.fromkeys(("train-iters", "global-batch-size", "micro-batch-size",
-                                "seq-length", "vocab-size", "eval-iters", "fp8-margin"), int) | {
+                                "seq-length", "vocab-size", "eval-iters", "fp8-margin",
+                                "num-layers", "num-layers-at-start-in-bf16",
+                                "num-layers-at-end-in-bf16"), int) | {
     "lr": float, "clip-grad": float}
 FLOCK = "hhqqi0q" # struct flock: l_type, l_whence, l_start, l_len, l_pid
 # FP8 is at fault if a larger share of a tensor's codes has the largest magnitude, or is zero
@@ -357,9 +359,10 @@ def open_run(path):
 def open_started(path, option=""):
     refuse_others(path, option)
     run = open_run(path)
+    lacks = "has no record of a run's start" if os.path.exists(run.path) else "is not there"
     return run if run.starts else environment.die(
-        f"{option}{path}: metrics.jsonl has no record of a run's start; give the folder that "
-        "--save names" + (run.complaint and f" ({run.complaint})"))
+        f"{option}{path}: metrics.jsonl {lacks}; give the folder that --save names" +
+        (run.complaint and f" ({run.complaint})"))
 
 
 def warn_of_bad_lines(runs):
