@@ -907,7 +907,7 @@ compare | listed/variants.json: damaged: not a list of words | --report-only --o
 compare | c/bf16/seed-2/command.json: damaged: not a list of words | --out c --seeds 2 C
 compare | two variants at least | --report-only --out nowhere
 compare | no such runs | --report-only --out c --variant bf16: --variant fp16:
-compare | no record of a run's start | --report-only RUN --run b:d
+compare | metrics.jsonl is not there | --report-only RUN --run b:d
 compare | the same seed | --report-only RUN RUN --run b:c/fp8/seed-2
 compare | must be a percentage | --out r --train-limit -1 C
 compare | did not make | --out own AB C
