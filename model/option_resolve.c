@@ -166,15 +166,13 @@ static bool turn_off_excluded(Options *o) {
                  {"deterministic", "check-interval"}, // --no-deterministic excludes it
                  {"sample-prompt", "sample-tokens"},
                  {"sample-tokens", "sample-prompt"}};
-    Options defaults;
-    options_default(&defaults);
     for (int i = 0; i < (int)(sizeof(pairs) / sizeof(pairs[0])); i++) {
         const OptionRow *on = option_row(pairs[i].on), *off = option_row(pairs[i].off);
-        if (option_same(o, &defaults, on) || option_source(o, on->name) < SOURCE_COMMAND ||
+        if (option_is_default(o, on) || option_source(o, on->name) < SOURCE_COMMAND ||
             option_source(o, off->name) == SOURCE_COMMAND) {
             continue;
         }
-        if (!copy(o, &defaults, off, SOURCE_COMMAND)) { return false; }
+        if (!option_set(o, off->name, off->fallback, SOURCE_COMMAND)) { return false; }
         option_set_source(o, off->name, SOURCE_DERIVED);
     }
     return true;
@@ -316,11 +314,9 @@ const char *option_from_checkpoint(const Options *o, const char *name, char out[
 static bool check_tasks(const Options *o) {
     bool planned = o->plan && (o->eval_only || o->sample_only || o->dump_gradients[0] != '\0');
     const OptionRow *other = NULL;
-    Options defaults;
-    options_default(&defaults);
     EACH_OPTION (row) {
         bool plans = planned && row->offset == offsetof(Options, plan);
-        if (row->effect != EFFECT_TASK || plans || option_same(o, &defaults, row)) { continue; }
+        if (row->effect != EFFECT_TASK || plans || option_is_default(o, row)) { continue; }
         if (other != NULL) {
             return fail("--%s: --%s is given too; leave one of them out", row->name, other->name);
         }

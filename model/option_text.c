@@ -5,12 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_default(const Options *options, const OptionRow *row) {
-    Options defaults = *options;
-    or_die(option_set(&defaults, row->name, row->fallback, SOURCE_COMMAND));
-    return option_same(options, &defaults, row);
-}
-
 cJSON *options_json(const Options *options) {
     char value[OPTION_TEXT];
     cJSON *json = cJSON_CreateObject();
@@ -92,7 +86,7 @@ static const char *lacking(const Options *options, const OptionRow *row) {
         if (needed_value != NULL) { *needed_value++ = '\0'; }
         const OptionRow *needed = option_row(name);
         bool met = needed_value == NULL
-                       ? !is_default(options, needed)
+                       ? !option_is_default(options, needed)
                        : strcmp(option_text(options, needed, value), needed_value) == 0;
         if (met && (lacks = lacking(options, needed)) == NULL) { return NULL; }
     }
@@ -108,7 +102,7 @@ void options_note_idle(const Options *options, bool gpu) {
             printf("  note: --%s is empty, in place of any value of a config file or checkpoint\n",
                    row->name);
         }
-        if (source < SOURCE_FILE || is_default(options, row)) { continue; }
+        if (source < SOURCE_FILE || option_is_default(options, row)) { continue; }
         if (!gpu && strstr(row->group, "GPU") != NULL) {
             printf("  note: --%s is for the GPU trainer; it has no effect here\n", row->name);
             continue;
@@ -133,7 +127,7 @@ void options_print(const Options *options, bool all, FILE *out) {
     EACH_OPTION (row) {
         bool named = row->offset == offsetof(Options, model);
         bool prints = named ? preset // a model that no preset describes has no name
-                            : all || is_given(options, row) || !is_default(options, row);
+                            : all || is_given(options, row) || !option_is_default(options, row);
         if (row->effect >= EFFECT_ACTION || !prints || *option_text(options, row, value) == '\0') {
             continue;
         }

@@ -115,6 +115,12 @@ bool option_same(const Options *a, const Options *b, const OptionRow *row) {
     return strcmp(option_text(a, row, x), option_text(b, row, y)) == 0;
 }
 
+bool option_is_default(const Options *options, const OptionRow *row) {
+    Options defaults = *options;
+    or_die(option_set(&defaults, row->name, row->fallback, SOURCE_COMMAND));
+    return option_same(options, &defaults, row);
+}
+
 OptionSource option_source(const Options *options, const char *name) {
     return (OptionSource)options->source[option_row(name) - option_table];
 }

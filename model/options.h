@@ -133,6 +133,8 @@ bool option_is_path(const OptionRow *row);
 const char *option_text(const Options *options, const OptionRow *row, char out[OPTION_TEXT]);
 // Returns whether an option has the same value in a and b.
 bool option_same(const Options *a, const Options *b, const OptionRow *row);
+// Returns whether an option has its default value.
+bool option_is_default(const Options *options, const OptionRow *row);
 
 // Returns the source of an option's value. The option must exist.
 OptionSource option_source(const Options *options, const char *name);

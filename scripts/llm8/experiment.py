@@ -96,10 +96,6 @@ def make_tasks(program, variants, seeds, common, folder):
             for seed in seeds for name, words in variants]
 
 
-def has(option, words):
-    return any(word.split("=")[0] == option for word in words)
-
-
 def names_in_configs(words):
     """Returns the names of the options in the files of --config."""
     names = set()
@@ -111,18 +107,23 @@ def names_in_configs(words):
     return names
 
 
+def names_in(words):
+    """Returns the names of the options among the words."""
+    return {word.split("=")[0].removeprefix("--").removeprefix("no-") for word in words
+            if word.startswith("--")}
+
+
 def names_overridden(words):
     """Returns the names of the options that a config file cannot set beside `words`."""
-    names = {word.split("=")[0].removeprefix("--").removeprefix("no-") for word in words
-             if word.startswith("--")}
+    names = names_in(words)
     return names | ({"fp8-format"} if "bf16" in names else set())
 
 
 def own_words(words, common):
     """Returns a variant's options. Its --bf16 turns off the --fp8-format of all variants, which it
     would not do on the trainer's command line: there the two may stand together."""
-    in_fp8 = [has("--fp8-format", part) for part in (words, common)]
-    return words + ["--fp8-format", "none"] * ("--bf16" in words and in_fp8 == [False, True])
+    turns_off = "--bf16" in words and "fp8-format" in names_in(common) - names_in(words)
+    return words + ["--fp8-format", "none"] * turns_off
 
 
 def read_list(folder, name):

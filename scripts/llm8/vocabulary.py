@@ -123,12 +123,13 @@ class Vocabulary:
         if held.get("tokenizer_class") == "TokenizersBackend":  # the name of version 5
             held["tokenizer_class"] = AS_IT_STANDS
         elif side and "eos_token" in self.named_specials():  # else the class names it
-            self.configured = {"padding_side": side} | held | {"tokenizer_class": AS_IT_STANDS}
+            held = {"padding_side": side} | held | {"tokenizer_class": AS_IT_STANDS}
         if isinstance(held.get("extra_special_tokens"), list):  # version 4 has an object there
-            tokens = self.configured.pop("extra_special_tokens")
-            listed = self.configured.get("additional_special_tokens") or []
-            self.configured["additional_special_tokens"] = [
+            tokens = held.pop("extra_special_tokens")
+            listed = held.get("additional_special_tokens") or []
+            held["additional_special_tokens"] = [
                 *listed, *(token for token in tokens if token not in listed)]
+        self.configured = held
 
     def find_ends(self, wanted):
         """Finds the tokens that end and begin a text. wanted: the text of the end that the user
