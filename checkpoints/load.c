@@ -490,7 +490,7 @@ static bool check_folder(const Options *o) {
     char path[PATH_LENGTH], words[2][SHELL_WORD];
     path_format(path, "%s", o->config);
     const char *folder = dirname(path);
-    bool elsewhere = option_source(o, "save") == SOURCE_FILE && checkpoint_newest(folder) >= 0 &&
+    bool elsewhere = option_source(o, "save") < SOURCE_COMMAND && checkpoint_newest(folder) >= 0 &&
                      !path_is(folder, path_id(o->save));
     return !elsewhere ||
            fail("--resume latest: %s names --save %s, but its own folder has "

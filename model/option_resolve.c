@@ -80,25 +80,6 @@ static void derive_iters(Options *o, const char *name, int64_t *value, int64_t r
     option_set_source(o, name, SOURCE_DERIVED);
 }
 
-// Decides between --train-iters and --epochs: the one from the stronger source counts. Refuses both
-// from the same source, if it is the command line or a file. If --epochs counts in a run that
-// trains, sets train_iters to 0, because the number of steps is not known yet.
-static bool settle_steps(Options *o) {
-    OptionSource steps = option_source(o, "train-iters"), epochs = option_source(o, "epochs");
-    if (o->epochs == 0) { return true; }
-    if (steps == epochs && epochs >= SOURCE_FILE) {
-        return fail("--epochs %g: --train-iters %lld is given too; leave one of them out",
-                    o->epochs, (long long)o->train_iters);
-    }
-    option_set_source(o, steps > epochs ? "epochs" : "train-iters", SOURCE_DERIVED);
-    if (steps > epochs) {
-        o->epochs = 0;
-    } else if (options_train(o) && !o->list_tensors && !o->list_checkpoints) {
-        o->train_iters = 0;
-    }
-    return true;
-}
-
 // Returns whether --epochs sets the number of steps, and this number is not known yet.
 static bool needs_steps(const Options *o) {
     return o->epochs > 0 && o->train_iters == 0;
@@ -119,8 +100,11 @@ static void derive_run(Options *o) {
     // docs/muon.md has the measurements behind these factors
     if (o->embedding_lr_mult == -1) { o->embedding_lr_mult = loads ? 1 : muon ? 2 : 4; }
     if (o->vector_lr_mult == -1) { o->vector_lr_mult = loads || muon ? 1 : 4; }
-    bool asked = option_source(o, "check-interval") >= SOURCE_CHECKPOINT;
-    if (!o->deterministic && !asked) { o->check_interval = 0; }
+    bool asked = option_source(o, "check-interval") >= option_source(o, "deterministic");
+    if (!o->deterministic && !asked) {
+        o->check_interval = 0;
+        option_set_source(o, "check-interval", SOURCE_DERIVED);
+    }
     // if only a sample or an evaluation is requested, nothing else is printed
     if (!options_train(o) && option_source(o, "quiet") < SOURCE_FILE) { o->quiet = true; }
 }
@@ -155,27 +139,6 @@ bool option_is_inherited(const OptionRow *row, const Options *continues) {
 static bool copy(Options *to, const Options *from, const OptionRow *row, OptionSource source) {
     char value[OPTION_TEXT];
     return option_set(to, row->name, option_text(from, row, value), source);
-}
-
-// An option of the command line turns off an option of a file or checkpoint that it excludes:
-// --bf16 at a resume turns off the checkpoint's --fp8-format.
-static bool turn_off_excluded(Options *o) {
-    static const struct {
-        const char *on, *off;
-    } pairs[] = {{"bf16", "fp8-format"},
-                 {"deterministic", "check-interval"}, // --no-deterministic excludes it
-                 {"sample-prompt", "sample-tokens"},
-                 {"sample-tokens", "sample-prompt"}};
-    for (int i = 0; i < (int)(sizeof(pairs) / sizeof(pairs[0])); i++) {
-        const OptionRow *on = option_row(pairs[i].on), *off = option_row(pairs[i].off);
-        if (option_is_default(o, on) || option_source(o, on->name) < SOURCE_COMMAND ||
-            option_source(o, off->name) == SOURCE_COMMAND) {
-            continue;
-        }
-        if (!option_set(o, off->name, off->fallback, SOURCE_COMMAND)) { return false; }
-        option_set_source(o, off->name, SOURCE_DERIVED);
-    }
-    return true;
 }
 
 // Returns whether the checkpoint's value of an option is what this run would derive from its own
@@ -280,6 +243,36 @@ static bool inherit_model(Options *o, Options was) {
     return true;
 }
 
+// ---- options that replace others ----------------------------------------------------------------
+
+// Returns whether an option is given, and not switched off.
+static bool is_on(const Options *o, const OptionRow *row) {
+    bool off = option_word("|0|none|false", '|', row->fallback) >= 0 && option_is_default(o, row);
+    return option_source(o, row->name) >= SOURCE_CHECKPOINT && !off;
+}
+
+// Resets the options that others replace (REPLACES in option_rows.h). Refuses two options of one
+// source that replace each other. If --epochs counts in a run that trains, sets train_iters to 0,
+// because the number of steps is not known yet.
+static bool settle_replaced(Options *o) {
+    EACH_OPTION (row) {
+        const OptionRow *other = row->replaces != NULL ? option_row(row->replaces) : NULL;
+        if (other == NULL || !is_on(o, row) || !is_on(o, other)) { continue; }
+        OptionSource own = option_source(o, row->name), theirs = option_source(o, other->name);
+        if (own == theirs && own >= SOURCE_FILE && other->replaces != NULL) {
+            return fail("--%s: --%s is given too; leave one of them out", row->name, other->name);
+        }
+        if (own <= theirs) { continue; }
+        option_set_source(o, other->name, SOURCE_DEFAULT);
+        or_die(option_set(o, other->name, other->fallback, SOURCE_DERIVED));
+    }
+    if (o->epochs > 0 && options_train(o) && !o->list_tensors && !o->list_checkpoints) {
+        o->train_iters = 0;
+        option_set_source(o, "train-iters", SOURCE_DERIVED);
+    }
+    return true;
+}
+
 // ---- checks -------------------------------------------------------------------------------------
 
 // Reads the first entry of a list of steps such as "4200-4300,5000", and moves *list to the next
@@ -368,9 +361,6 @@ static bool check_values(const Options *o) {
         return fail("--rope-high-freq-factor %g: must be above --rope-low-freq-factor %g",
                     o->rope_high_freq_factor, o->rope_low_freq_factor);
     }
-    if (o->sample_prompt[0] != '\0' && o->sample_tokens[0] != '\0') {
-        return fail("--sample-tokens: --sample-prompt is given too; leave one of them out");
-    }
     if (o->eval_only && o->valid_data[0] == '\0' && o->eval_choices[0] == '\0') {
         return fail("--eval-only: needs --valid-data or --eval-choices");
     }
@@ -403,12 +393,6 @@ static bool check_values(const Options *o) {
         return fail("--num-layers-at-start-in-bf16 %d and --num-layers-at-end-in-bf16 %d: must be "
                     "at most --num-layers %d together",
                     o->num_layers_at_start_in_bf16, o->num_layers_at_end_in_bf16, o->num_layers);
-    }
-    if (o->fp8_recipe == FP8_RECIPE_BLOCKWISE && o->fp8_fast_accumulation != FAST_NONE &&
-        option_source(o, "fp8-fast-accumulation") >= SOURCE_FILE) {
-        return fail("--fp8-fast-accumulation %s: must be none with --fp8-recipe blockwise, whose "
-                    "matmuls have no fast accumulation",
-                    option_text(o, option_row("fp8-fast-accumulation"), from));
     }
     if (!o->deterministic && o->check_interval > 0) {
         return fail(
@@ -504,10 +488,7 @@ bool options_resolve(Options *o, const OptionFacts *facts) {
     if (facts->data != NULL && !facts->data(facts->context, o)) { return false; }
     if (was != NULL && !inherit_model(o, *was)) { return false; }
     derive_model(o);
-    if (!turn_off_excluded(o) || !settle_steps(o) ||
-        !settle_batch(o, (int)max64(1, facts->ranks))) {
-        return false;
-    }
+    if (!settle_replaced(o) || !settle_batch(o, (int)max64(1, facts->ranks))) { return false; }
     if (needs_steps(o) && facts->windows != NULL) { count_steps(o, facts); }
     if (was != NULL && options_continue(o) && !keep_warmup(o, was)) { return false; }
     derive_run(o);

@@ -7,7 +7,9 @@
 // After the help text a row names its OptionEffect, unless that is EFFECT_RESULTS. The last
 // argument is NEEDS("another") if the option has no effect while that other option is at its
 // default, or NEEDS("another value") if it needs that value; "|" separates options of which one is
-// enough.
+// enough. Or it is REPLACES("another") if the option, where it is given, switches off that other
+// option of a weaker source (OptionSource). Two options that replace each other are refused from
+// one source.
 // clang-format off
 #define GROUP "Model"
 TEXT("model", model, "gpt2-124m", "PRESET",
@@ -88,10 +90,11 @@ FLAG("accept-data-change", accept_data_change, "false",
 
 #undef GROUP
 #define GROUP "Training"
-LONG("train-iters", train_iters, "1000", 0, COUNT_MAX, "optimizer steps of the whole run")
+LONG("train-iters", train_iters, "1000", 0, COUNT_MAX, "optimizer steps of the whole run",
+    REPLACES("epochs"))
 REAL("epochs", epochs, "0", 0, 1e6,
     "how many times the run sees each sequence of --data, which sets --train-iters; 0: "
-    "--train-iters itself sets the length")
+    "--train-iters itself sets the length", REPLACES("train-iters"))
 INT("micro-batch-size", micro_batch_size, "4", 1, 1 << 20,
     "sequences per forward pass of a rank (B)", SPEED)
 INT("global-batch-size", global_batch_size, "0", 0, 1 << 24,
@@ -160,7 +163,7 @@ REAL("clip-grad", clip_grad, "1.0", 0, 1e9, "largest global gradient norm; 0: no
 #define GROUP "Precision"
 FLAG("bf16", bf16, "false",
     "operands of the linear layers in BF16 (emulated on the CPU); turns off the --fp8-format of a "
-    "checkpoint or file", PRECISION)
+    "checkpoint or file", PRECISION, REPLACES("fp8-format"))
 CHOICE("fp8-format", fp8_format, Fp8Format, "none",
     N(FP8_FORMAT_NONE, "none") N(FP8_FORMAT_HYBRID, "hybrid") N(FP8_FORMAT_E4M3, "e4m3")
     N(FP8_FORMAT_E5M2, "e5m2"),
@@ -195,7 +198,7 @@ FLAG("fp8-wgrad", fp8_wgrad, "true",
 CHOICE("fp8-fast-accumulation", fp8_fast_accumulation, FastAccumulation, "forward",
     N(FAST_NONE, "none") N(FAST_FORWARD, "forward") N(FAST_ALL, "all"),
     "FP8 matmuls that keep partial sums in the tensor cores' narrower registers (GPU)",
-    PRECISION, NEEDS("fp8-format"))
+    PRECISION, NEEDS("fp8-recipe delayed|fp8-recipe tensorwise"))
 FLAG("fp8-required", fp8_required, "false",
     "refuse to run where FP8 is requested and the device has none, instead of using BF16",
     PRECISION, NEEDS("fp8-format"))
@@ -226,11 +229,11 @@ INT("sample-top-k", sample_top_k, "50", 0, 1 << 24,
     NEEDS("sample-interval|sample-only"))
 TEXT("sample-prompt", sample_prompt, "", "TEXT",
     "text that samples continue; needs a tokenizer.bin with the rules for splitting text", NOTHING,
-    NEEDS("sample-interval|sample-only"))
+    NEEDS("sample-interval|sample-only"), REPLACES("sample-tokens"))
 TEXT("sample-tokens", sample_tokens, "", "IDS|@FILE",
     "tokens that samples continue, by their numbers, or a file of them; samples are then numbers "
     "too, and no end-of-text token ends them (scripts/chat looks for it)", NOTHING,
-    NEEDS("sample-interval|sample-only"))
+    NEEDS("sample-interval|sample-only"), REPLACES("sample-prompt"))
 FLAG("sample-only", sample_only, "false", "print one sample and exit", TASK)
 TEXT("eval-choices", eval_choices, "", "GLOB",
     "multiple-choice sets (scripts/prepare_choices) to score at every evaluation", SPEED)

@@ -2,8 +2,8 @@
 // trainers.
 #include "options.h"
 
-// After `choices` come the help text, the effect (omitted if it is EFFECT_RESULTS), and NEEDS
-// (omitted if the option needs no other).
+// After `choices` come the help text, the effect (omitted if it is EFFECT_RESULTS), and NEEDS and
+// REPLACES (omitted if the option needs or replaces no other).
 #define ROW(name, type, field, fallback, min, max, choices, ...) \
     {name, type, offsetof(Options, field), fallback, min, max, choices, GROUP, .help = __VA_ARGS__},
 #define INT(name, field, fallback, min, max, ...) \
@@ -21,6 +21,7 @@
 #define CHOICE(name, field, type, ...) CHOICE_OF(name, field, __VA_ARGS__)
 #define N(constant, name) "|" name
 #define NEEDS(option) .needs = option
+#define REPLACES(option) .replaces = option
 #define SHAPE EFFECT_SHAPE
 #define START EFFECT_START
 #define DATA EFFECT_DATA

@@ -7,7 +7,8 @@
 //                   \" \\ and \n stand for a quote, a backslash and a new line
 //   # comment       on a line of its own or after a value
 //   config FILE     reads another file at this place
-// If the files set an option several times, the last value counts.
+// If the files set an option several times, the last value counts. Of several files a later one is
+// a stronger source (OptionSource), and so are the lines after `config FILE`.
 #include "options.h"
 
 #include <ctype.h>
@@ -76,6 +77,7 @@ static const char *suggestion(const char *name, char out[160]) {
 // The command line, or a file of --config, while it is read.
 typedef struct {
     OptionSource source;
+    OptionSource last;       // the source of the last file of --config
     int depth;               // how many files of --config are nested; 0 on the command line
     bool located;            // error_text() already names a file and a line
     bool given[OPTIONS_MAX]; // of each row: whether it has been read
@@ -83,7 +85,7 @@ typedef struct {
     int num_files;
 } Reading;
 
-static bool read_config(Options *options, const char *path, int depth, bool *located);
+static bool read_config(Options *options, const char *path, Reading *from);
 
 // Sets the option that `name` names; before a flag's name, "no-" is allowed. value NULL: no value
 // is given. A later call replaces the value of an earlier one.
@@ -107,9 +109,7 @@ static bool set_named(Options *options, Reading *reading, const char *name, cons
     if (*given && counts && strcmp(row->choices, "GLOB") == 0) { options->repeated = row->name; }
     *given = true;
     if (row->offset != offsetof(Options, config)) { return true; }
-    if (reading->source == SOURCE_FILE) {
-        return read_config(options, value, reading->depth, &reading->located);
-    }
+    if (reading->depth > 0) { return read_config(options, value, reading); }
     reading->files[reading->num_files++] = value;
     return true;
 }
@@ -191,11 +191,18 @@ static bool read_line(Options *options, Reading *reading, char *line) {
     return set_named(options, reading, name, flag ? NULL : value);
 }
 
-// Reads a file of --config that is nested in `depth` other files. *located becomes true if
-// error_text() already names the file and the line of the error.
-static bool read_config(Options *options, const char *path, int depth, bool *located) {
+// Returns the source of the options that follow another file's.
+static OptionSource source_after(OptionSource last) {
+    return (OptionSource)min64(last + 1, SOURCE_COMMAND - 1);
+}
+
+// Reads a file of --config that `from` names. from->located becomes true if error_text() already
+// names the file and the line of the error.
+static bool read_config(Options *options, const char *path, Reading *from) {
     enum { DEEPEST = 16 };
-    Reading reading = {.source = SOURCE_FILE, .depth = depth + 1};
+    int depth = from->depth;
+    OptionSource source = source_after(from->last);
+    Reading reading = {.source = source, .last = source, .depth = depth + 1};
     FILE *file = depth < DEEPEST ? fopen(path, "r") : NULL;
     if (depth == DEEPEST) { return fail("--config %s: %d files lead to it", path, depth); }
     if (file == NULL) { return fail("--config %s: %s", path, strerror(errno)); }
@@ -208,8 +215,10 @@ static bool read_config(Options *options, const char *path, int depth, bool *loc
         ok = strlen(line) == (size_t)length ? read_line(options, &reading, line)
                                             : fail("a NUL byte; options are text");
         if (!ok && !reading.located) { fail("%s, line %d: %s", path, number, error_text()); }
-        *located = !ok;
+        from->located = !ok;
     }
+    from->last = reading.last;
+    if (depth > 0) { from->source = from->last = source_after(from->last); }
     if (ok && ferror(file)) { ok = fail("--config %s: %s", path, strerror(errno)); }
     fclose(file);
     return ok;
@@ -217,6 +226,7 @@ static bool read_config(Options *options, const char *path, int depth, bool *loc
 
 bool options_read(Options *options, int argc, char **argv) {
     Reading reading = {.source = SOURCE_COMMAND,
+                       .last = SOURCE_CHECKPOINT,
                        .files = calloc_or_die((size_t)argc, sizeof(char *))};
     bool ok = true;
     options_default(options);
@@ -224,7 +234,7 @@ bool options_read(Options *options, int argc, char **argv) {
     for (int i = 1; ok && i < argc; i++) { ok = read_argument(options, &reading, argc, argv, &i); }
     bool answers = options->help || options->version || options->completion;
     for (int i = 0; ok && !answers && i < reading.num_files; i++) {
-        ok = read_config(options, reading.files[i], 0, &reading.located);
+        ok = read_config(options, reading.files[i], &reading);
     }
     free(reading.files);
     return ok;

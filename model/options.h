@@ -33,8 +33,8 @@ typedef enum {
     SOURCE_DEFAULT,    // the default in option_rows.h
     SOURCE_DERIVED,    // the preset of --model, the data's tokenizer, or other options
     SOURCE_CHECKPOINT, // the checkpoint that the run starts from (option_is_inherited)
-    SOURCE_FILE,       // a file of --config; if several files set the option, the last one wins
-    SOURCE_COMMAND     // the command line, which overrides all others
+    SOURCE_FILE,       // the first file of --config; those after it have the next numbers
+    SOURCE_COMMAND = SOURCE_FILE + 64 // the command line, which overrides all others
 } OptionSource;
 
 enum { OPTIONS_MAX = 128, RANKS_MAX = 4096 };
@@ -91,7 +91,8 @@ typedef struct {
     const char *group;    // heading in --help
     const char *help;
     OptionEffect effect;
-    const char *needs; // options without which this one has no effect (option_rows.h); NULL: none
+    const char *needs;    // options without which this one has no effect (option_rows.h), or NULL
+    const char *replaces; // the option that this one switches off (option_rows.h), or NULL
 } OptionRow;
 
 typedef struct {

@@ -387,6 +387,40 @@ TEST(stronger_options_exclude_weaker_ones) {
     text_write("checks.txt", "check-interval 5\n");
     o = options_of("--config checks.txt --no-deterministic");
     CHECK(!o.deterministic && o.check_interval == 0);
+    text_write("steps.txt", "train-iters 1000\nsample-prompt a\n");
+    o = options_of("--config steps.txt --epochs 2 --sample-only");
+    CHECK(o.epochs == 2 && strcmp(o.sample_prompt, "a") == 0);
+    text_write("epochs.txt", "epochs 2\nbf16\nsample-tokens 1\n");
+    o = options_of("--config epochs.txt --train-iters 0 --sample-prompt a --sample-tokens=");
+    CHECK(o.epochs == 0 && o.train_iters == 0 && strcmp(o.sample_prompt, "a") == 0);
+}
+
+// Of two files of --config, the later one's option replaces the earlier one's; so do the lines
+// after a nested file.
+TEST(a_later_file_turns_off_what_it_excludes) {
+    text_write("1.txt", "fp8-format hybrid\ntrain-iters 5\nsample-tokens 1\n");
+    text_write("2.txt", "bf16\nepochs 2\nsample-prompt a\n");
+    text_write("in.txt", "config 1.txt\nbf16\nepochs 2\nsample-prompt a\n");
+    text_write("before.txt", "bf16\nepochs 2\nsample-prompt a\nconfig 1.txt\n");
+    static const char *const last_two[] = {"--config 1.txt --config 2.txt", "--config in.txt"};
+    EACH (command, last_two) {
+        Options o = options_of(text_of("%s --sample-only", *command));
+        CHECK(o.bf16 && o.fp8_format == FP8_FORMAT_NONE && o.epochs == 2);
+        CHECK(strcmp(o.sample_prompt, "a") == 0 && o.sample_tokens[0] == '\0');
+    }
+    static const char *const last_one[] = {"--config 2.txt --config 1.txt", "--config before.txt"};
+    EACH (command, last_one) {
+        Options o = options_of(text_of("%s --sample-only", *command));
+        CHECK(o.bf16 && o.fp8_format == FP8_FORMAT_HYBRID && o.epochs == 0 && o.train_iters == 5);
+        CHECK(strcmp(o.sample_tokens, "1") == 0 && o.sample_prompt[0] == '\0');
+    }
+    text_write("both.txt", "epochs 2\ntrain-iters 5\n");
+    CHECK_CONTAINS(error_of("--config both.txt"), "--train-iters: --epochs is given too");
+    char many[2000] = "";
+    for (int i = 0; i < 80; i++) { strcat(many, "--config 1.txt "); } // the last are one source
+    text_write("7.txt", "train-iters 7\n");
+    CHECK(options_of(text_of("%s--config 7.txt", many)).train_iters == 7);
+    CHECK(options_of(text_of("%s--config 7.txt --train-iters 8", many)).train_iters == 8);
 }
 
 // A process does one task; --plan plans the memory of those that need some.
@@ -525,10 +559,6 @@ TEST(what_is_wrong_is_named) {
          "--save=~/x: no shell has replaced ~ here; give the whole path, or --save ~/x in "
          "a shell"},
         {"--lr 1e-4 --min-lr 1e-3", "--min-lr 0.001: must be at most --lr 0.0001"},
-        {"--fp8-recipe blockwise --fp8-fast-accumulation all",
-         "--fp8-fast-accumulation all: must be none with --fp8-recipe blockwise"},
-        {"--fp8-recipe blockwise --fp8-fast-accumulation forward",
-         "--fp8-fast-accumulation forward: must be none with --fp8-recipe blockwise"},
         {"--first-last-layers-bf16 --num-layers 1", "at most --num-layers 1 together"},
         {"--iterations-to-skip 0", "--iterations-to-skip 0: must be steps or ranges of steps"},
         {"--iterations-to-skip 5-4", "--iterations-to-skip 5-4: must be steps"},
@@ -536,7 +566,8 @@ TEST(what_is_wrong_is_named) {
         {"--iterations-to-skip 3-", "--iterations-to-skip 3-: must be steps"},
         {"--iterations-to-skip 3;4", "--iterations-to-skip 3;4: must be steps"},
         {"--iterations-to-skip =-3", "--iterations-to-skip =-3: must be steps"},
-        {"--epochs 2 --train-iters 9", "--epochs 2: --train-iters 9 is given too; leave one of"},
+        {"--epochs 2 --train-iters 1000", "--train-iters: --epochs is given too; leave one of"},
+        {"--sample-tokens 1 --sample-prompt a", "--sample-prompt: --sample-tokens is given too"},
         {"--resume latest", "--resume latest: needs --save"},
         {"--list-checkpoints", "--list-checkpoints: needs --save"},
         {"--micro-batch-size 1048576 --model llama-3-8b",
@@ -548,8 +579,6 @@ TEST(what_is_wrong_is_named) {
         "--help --num-attention-heads 7",
         "--arch llama --num-attention-heads 7 --kv-channels 12",
         "--kv-channels 64 --add-qkv-bias", // gpt2 always has it
-        "--fp8-recipe blockwise",          // the default accumulation is ignored
-        "--fp8-recipe blockwise --fp8-fast-accumulation none",
     };
     text_write("a", "");
     EACH (row, rows) { CHECK_CONTAINS(error_of(row->given), row->expected); }
