@@ -195,7 +195,8 @@ PLANTED = (
         "step", before=2, skipped=1, loss=None)(record), 1, "-> a lower --lr, a longer "
      "--lr-warmup-iters, or --clip-grad 1"),
     ("r/bf16", changed("step", before=2, skipped=1, reason="spike"), 1,
-     "1 of 60 were skipped, 1 for a spike of loss or norm (--skip-spikes 0), the last one step 1"),
+     "1 of 60 were skipped, 1 for a spike of loss or norm (--skip-spikes 0), the last one step 1",
+     "-> a lower --lr or a longer --lr-warmup-iters; or a larger --skip-spikes"),
     ("r/bf16", changed("step", lambda record: record.update(
         skipped=1, reason="spike" if record["step"] % 2 else "nonfinite"), before=5), 1,
      "4 of 60 were skipped, 2 for a NaN or infinite loss or norm and 2 for a spike"),
@@ -203,8 +204,13 @@ PLANTED = (
      "only those were skipped that --iterations-to-skip names, 4 of 60"),
     # losses and learning rates
     ("r/fp8", changed("step", more("loss", 1), after=40), 1, "WRONG loss", "it rises",
-     "-> resume from a checkpoint"),
-    ("r/fp8", changed("step", loss=6.0), 1, "above 5.5491, which guessing pays"),
+     "-> the same command with --resume planted/fault/fault/step_00000020, with a lower --lr ok"),
+    ("r/fp8", lambda record: changed("step", more("loss", 1), after=40)(changed(
+        "run", options(min_lr="1e-5"))(record)), 1, "with a lower --lr or --min-lr ok"),
+    ("r/fp8", changed("step", loss=6.0), 1, "no better than guessing, 5.5491",
+     "-> a lower --lr, or a longer --lr-warmup-iters; is --data text"),
+    ("r/fp8", changed("run", options(load="/start")), 0, "note loss it began at 5.",
+     "the weights of --load do not know these data", "-> prepare --data with the tokenizer"),
     ("r/fp8", changed("step", lr=0), 1, "WRONG learning rate it is 0: nothing is learned",
      "--lr 0.002"),
     ("r/fp8", changed("step", lr=0, after=40), 1, "it is 0 from step 41 on: 20 steps",
@@ -233,6 +239,8 @@ PLANTED = (
     ("r/fp8", lambda record: half_lost("zero")(record) and changed("run", options(**{
         "fp8-margin": "20"}))(record), 1, "-> --fp8-margin 0, --fp8-recipe tensorwise or"),
     ("r/fp8", without("fp8"), 0, "ok FP8 range", "--fp8-stats-interval 100"),
+    # config.txt says which options were given
+    ("r/fp8", changed("step", norm=200), 0, "note gradient norm", "-> a lower --lr"),
     # records
     ("r/fp8", changed("step", dict.clear, after=29, before=33), 0,
      "the records of 3 steps are missing", "disk full"),
@@ -244,6 +252,14 @@ PLANTED = (
 def test_each_fault_is_named():
     for of, fault, status, *parts in PLANTED:
         expect(planted("fault", fault, of), status, *parts)
+
+
+def test_given_options_are_known():
+    folder = planted("given", changed("step", norm=200))
+    write(f"{folder}/config.txt", b"init-method-std 0.5\n")
+    expect(folder, 0, "-> --init-method-std 0 (it follows from the width), a lower")
+    os.remove(f"{folder}/config.txt")
+    expect(folder, 0, "-> --init-method-std 0 (it follows from the width) if another is given, a")
 
 
 def test_ends_are_named():
@@ -263,7 +279,12 @@ def test_ends_are_named():
     expect(folder, 1, "WRONG state", "has written nothing for 1 h 00", "--resume latest")
     holder.communicate()
     train("r/nan/x", "--bf16", "--lr", 100, "--clip-grad", 0, "--max-skipped", 5, check=False)
-    expect("r/nan/x", 1, "gave up: step after step was skipped", "-> resume from a checkpoint")
+    expect("r/nan/x", 1, "gave up: step after step was skipped", "-> r/nan/x has no checkpoint "
+           "from before that: start it anew, in another --save, changed as for the steps below")
+    late = planted("late", lambda record: changed("end", status=3)(changed(
+        "step", after=50, skipped=1, reason="nonfinite")(record)), "r/bf16")
+    expect(late, 1, "-> the same command with --resume planted/late/late/step_00000040, changed as",
+           "-> a lower --lr or a longer")
     going_on = planted("unended", lambda record: record["kind"] != "end" and changed(
         "save", after=59, error="no room")(record), "r/bf16")
     os.remove(f"{going_on}/.lock") # else nobody holds it: it died
@@ -294,7 +315,9 @@ LOSSES = (
     (JUMPS, (), "note", "1 step spiked, up to 9.0000 at step 30, from 3.0000"),
     (CALM[:30] + [9.0] * 50, (), "WRONG", "it rises"),
     # guessing pays 10.8
-    ([30.0] * 20, (), "WRONG", "which guessing pays"),
+    ([30.0] * 20, (), "WRONG", "no better than guessing, 10.8249"),
+    ([10.8] * 60, (), "WRONG", "no better than guessing"), # random tokens
+    ([10.5] * 60, (), "ok", "the lowest so far"),
     ([12.0] * 20, (), "ok", "too few to judge"),
     ([9.0] * 20, (), "ok", "too few to judge: 20 of 50"),
 )
@@ -308,6 +331,14 @@ def test_losses_are_judged():
     assert doctor.losses(run).remedy.startswith("--init-method-std 0 "), doctor.losses(run)
     run.start["options"]["load"] = "/start"
     assert doctor.losses(run).remedy.startswith("a lower --lr"), doctor.losses(run)
+    run = run_of([10.8] * 60)
+    run.start["options"]["lr-warmup-iters"] = "100" # the rate is still small
+    assert doctor.losses(run).level == "ok", doctor.losses(run)
+    assert not list(doctor.start(run))
+    run.start["options"]["load"] = "/start"
+    found, = doctor.start(run)
+    assert found.level == "note" and "it began at 10.8" in found.text, found
+    assert not list(doctor.start(run_of(CALM)))
 
 
 def recorded():
@@ -365,6 +396,8 @@ def test_models_are_named_by_their_shape():
         "r/large/x")
     expect("r/large/x", 0, "llama, 1 layers x 64,", "note vocabulary the model's has 5,000 tokens, "
            "the tokenizer's 257", "-> --vocab-size 257, in a new run")
+    loaded = planted("loaded", changed("run", options(load="/start")), "r/large/x")
+    assert "else prepare --data with" in said(loaded)[1].lower(), said(loaded)
     assert "vocabulary" not in said("r/fp8")[1]
 
 

@@ -10,6 +10,8 @@ is, 2 it could not be checked.
 
 import collections
 import math
+import os
+import shlex
 import shutil
 import textwrap
 from functools import partial
@@ -31,8 +33,11 @@ RISE_ALLOWED = 0.10  # rise of the loss above its lowest value, as a share of th
 NOISE_ALLOWED = 5
 SPIKE = 1.5          # a spike is above the lowest loss so far times this,
 SPIKE_NOISES = 12    # and by so many usual changes between steps (test/doctor_tests.py)
-GUESS_ALLOWED = 1.02 # times the loss of guessing: above this, nothing was learned
-FAR_ABOVE_GUESS = 1.5 # the same factor, if there are few steps
+# times the loss of guessing: above this, nothing was learned
+LEARNED = 0.98
+GUESS_ALLOWED = 1.02 # while the learning rate warms up
+FAR_ABOVE_GUESS = 1.5 # if there are few steps
+STARTED = 0.95       # trained weights begin below this
 LARGE_NORM = 100     # norms of healthy runs of all presets stay below 75 after the first steps
 OVERFITTED = 1.05    # times the lowest validation loss, at the last two evaluations
 IDLE_ALLOWED = 0.05  # share of the steps, at the end, that may have a learning rate of 0
@@ -73,8 +78,19 @@ def more_margin(run):
 
 def steadier(run):
     """Returns the remedy for a run whose losses or norms jump."""
-    return "--init-method-std 0 (it follows from the width) if another is given, " * (
-        not run.option("load")) + "a lower --lr, or a longer --lr-warmup-iters"
+    given = run.was_given("init-method-std")
+    first = "" if run.option("load") or given is False else \
+        "--init-method-std 0 (it follows from the width)" + " if another is given" * (not given)
+    return first + ", " * bool(first) + "a lower --lr, or a longer --lr-warmup-iters"
+
+
+def back(run, step):
+    """Returns the remedy for a run that must go back to a checkpoint up to this step."""
+    if not run.option("save"):
+        return "start it anew"
+    if path := run.checkpoint(step):
+        return f"the same command with --resume {shlex.quote(path)}"
+    return f"{run.folder} has no checkpoint from before that: start it anew, in another --save"
 
 
 # ---- how it went -------------------------------------------------------------------------------
@@ -104,10 +120,10 @@ def state(run):
                     go_on or again)
     if run.unsaved and run.unsaved["error"] in (run.end.get("error") or ""):
         return wrong("state", f"{where}, but the last save failed", f"mend that; then {again}")
+    learned = max((step for step, record in run.steps.items() if not record.get("skipped")),
+                  default=0)
     return wrong("state", f"{run.state}, {where}", {
-        metrics.SKIPPED_TOO_OFTEN:
-        ("resume from a checkpoint before that" if go_on else "start it anew") + " with a lower "
-        "--lr or a longer --lr-warmup-iters; in FP8, see whether --bf16 does the same",
+        metrics.SKIPPED_TOO_OFTEN: f"{back(run, learned)}, changed as for the steps below",
         metrics.WRONG_RESULTS: f"take that GPU out of use; {go_on or again}"}.get(
             status, f"mend that; then {again}" if run.end.get("error") else
             "read the end of its standard error for the reason"))
@@ -144,9 +160,26 @@ def skips(run):
         ", a longer --lr-warmup-iters, or --clip-grad 1" * (not clips)
     if metrics.number(run.start, "fp8_flops_share") > 0:
         remedy += f"; where --bf16 does not skip them, {finer(run, more_margin(run))}"
+    remedy += "; or a larger --skip-spikes, if the data changed there" * (spikes > 0)
     level = wrong if len(skipped) > SKIPS_ALLOWED * len(run.steps) else note
     return level("steps", f"{len(skipped):,} of {len(run.steps):,} were skipped, "
                  f"{' and '.join(why)}, the last one step {max(skipped):,}", remedy)
+
+
+def guessing(run):
+    """Returns the loss of uniform guessing."""
+    return math.log(metrics.option_number(run.start, "vocab-size") or 1)
+
+
+def start(run):
+    """Finds weights of --load that do no better than random ones."""
+    steps, values = series.learned(run, "loss")
+    guess, early = guessing(run), values[steps <= FIRST_STEPS][:1]
+    if run.option("load") and (early > STARTED * guess).any():
+        yield note("loss", f"it began at {early[0]:.4f}, no better than guessing, {guess:.4f}: the "
+                   "weights of --load do not know these data",
+                   "prepare --data with the tokenizer of these weights; if it has that one, they "
+                   "are damaged, or were never trained")
 
 
 def losses(run):
@@ -157,11 +190,11 @@ def losses(run):
     means = numpy.convolve(values, numpy.full(width, 1 / width), "valid")
     last, lowest = float(means[-1]), float(means.min())
     few, so_far = len(values) < ENOUGH_STEPS, f"{last:.4f} over the last {width} steps"
-    guess = math.log(metrics.option_number(run.start, "vocab-size") or 1)
-    if last > (FAR_ABOVE_GUESS if few else GUESS_ALLOWED) * guess > 0:
-        return wrong("loss", f"{so_far}, above {guess:.4f}, which guessing pays: it learns nothing",
-                     f"{steadier(run)}; is --data what it should be (scripts/prepare_data "
-                     "--check)?")
+    guess = guessing(run)
+    warm = steps[-1] > metrics.option_number(run.start, "lr-warmup-iters")
+    if last > (FAR_ABOVE_GUESS if few else LEARNED if warm else GUESS_ALLOWED) * guess > 0:
+        return wrong("loss", f"{so_far}, no better than guessing, {guess:.4f}: it learns nothing",
+                     f"{steadier(run)}; is --data text, and whole (scripts/prepare_data --check)?")
     if few:
         return well("loss", f"{so_far}, too few to judge: {len(values)} of {ENOUGH_STEPS}")
     # the noise of a step follows from the changes between neighbours, on which a trend has little
@@ -170,8 +203,8 @@ def losses(run):
     if last - lowest > max(RISE_ALLOWED * lowest, NOISE_ALLOWED * noise / math.sqrt(width)):
         at = int(steps[int(means.argmin()) + (width - 1) // 2])
         return wrong("loss", f"{so_far}; it was {lowest:.4f} at step {at:,}: it rises",
-                     "resume from a checkpoint before it rose (--resume DIR/step_...), with a "
-                     "lower --lr or --min-lr")
+                     f"{back(run, at)}, with a lower --lr" +
+                     " or --min-lr" * (metrics.option_number(run.start, "min-lr") > 0))
     low = numpy.minimum.accumulate(values)
     spikes = (values > SPIKE * low) & (values > low + SPIKE_NOISES * noise)
     spikes = FIRST_STEPS + numpy.flatnonzero(spikes[FIRST_STEPS:])
@@ -200,14 +233,14 @@ def validation(run):
     steps, values = series.finite(run, "valid_loss", "evals")
     if len(values) < 3 or not min(values[-2:]) > OVERFITTED * values.min():
         return
-    at, last = int(steps[values.argmin()]), run.last_step
+    at, last, best = int(steps[values.argmin()]), run.last_step, os.path.join(run.folder, "best")
     width = max(10, last // 20)
     if series.window_mean(run, last, width) < series.window_mean(run, at, width):
         yield wrong("validation", f"{values[-1]:.4f} after step {int(steps[-1]):,}; it was "
                     f"{values.min():.4f} after step {at:,}, and only the training loss falls "
                     "since: it overfits",
-                    "take that checkpoint (--save's folder has it as best); more data, or fewer "
-                    "steps (--train-iters, --epochs)")
+                    f"take {best}; " * os.path.exists(best) + "more data, or fewer steps "
+                    "(--train-iters, --epochs)")
 
 
 def learning_rate(run):
@@ -239,7 +272,8 @@ def vocabulary(run):
     if model > LARGE_VOCABULARY * tokens:
         yield note("vocabulary", f"the model's has {model:,} tokens, the tokenizer's "
                    f"{tokens:,.0f}: the others are never seen, and cost memory and time",
-                   f"--vocab-size {tokens:.0f}, in a new run")
+                   "is that the tokenizer of --load's model? Else prepare --data with that one"
+                   if run.option("load") else f"--vocab-size {tokens:.0f}, in a new run")
 
 
 # ---- precision ---------------------------------------------------------------------------------
@@ -307,9 +341,9 @@ def changed_options(before, after):
             if name in new and old[name] != new[name] and name != "gpus"} # "ranks" says how many
 
 
-def changes(before, after):
+def changes(run, before, after):
     """Reports what a resume changed."""
-    where = f"at step {int(after['step']):,}"
+    where, again = f"at step {int(after['step']):,}", back(run, after["step"])
     changed = changed_options(before, after)
     text = [f"--{name} {old or 'not set'} became {new or 'not set'}"
             for name, (old, new) in changed.items()]
@@ -322,15 +356,14 @@ def changes(before, after):
         other_order.add("data")
     if other_order:
         return wrong("resume", f"{where} the data come in another order from there on: "
-                     f"{', '.join(text)}",
-                     "resume from that step again, without the changed options, over the same "
+                     f"{', '.join(text)}", f"{again}, without the changed options, over the same "
                      "shards; or treat it as a new run (--load)")
     old, new = map(metrics.ranks_of, (before, after))
     if old != new:
         where += f", on {many(new, 'rank')} instead of {old}"
     if changed:
         return note("resume", f"{where}: {', '.join(text)}",
-                    "if this was not meant: resume from that step again without them")
+                    f"if this was not meant: {again}, without them")
     return well("resume", f"{where}, with the same options and data")
 
 
@@ -353,9 +386,11 @@ def done_again(run):
     alike = all(start.get(what) == run.starts[0].get(what) for start in run.starts
                 for what in ("device", "program", "ranks"))
     changed = any(changed_options(a, b) for a, b in zip(run.starts, run.starts[1:]))
+    if run.on_gpu and run.option("deterministic") == "false":
+        return [note("resume", text + "; that is expected with --no-deterministic")]
     if alike and not changed:
         return [wrong("resume", text, "on one machine and build they should be equal: was the "
-                      "program built anew, or --no-deterministic given? --verify checks the GPU")]
+                      "program built anew? --verify checks the GPU")]
     return [note("resume", text + "; that is expected: device, program, ranks or options changed")]
 
 
@@ -469,10 +504,11 @@ def main():
         f"{run.option('hidden-size', '?')}, {counted(metrics.number(run.start, 'parameters'))} "
         f"parameters, {run.start.get('device', '?')}, {run.start.get('program', '?')}"), width,
         break_on_hyphens=False, break_long_words=False))
-    found = [state(run), *saves(run), skips(run), losses(run), *norms(run), *validation(run),
-             *learning_rate(run), *vocabulary(run), *fp8_layers(run), *fp8_ranges(run)]
-    found += [*map(changes, run.parts, run.parts[1:]), *done_again(run), *unreadable(run),
-              *counted_tokens(run), *speed(run)]
+    found = [state(run), *saves(run), skips(run), *start(run), losses(run), *norms(run),
+             *validation(run), *learning_rate(run), *vocabulary(run), *fp8_layers(run),
+             *fp8_ranges(run)]
+    found += [*map(partial(changes, run), run.parts, run.parts[1:]), *done_again(run),
+              *unreadable(run), *counted_tokens(run), *speed(run)]
     for finding in found:
         if finding.level != OK or not words.brief:
             show(finding, width)

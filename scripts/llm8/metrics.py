@@ -27,8 +27,8 @@ KEPT = ("step", "eval", "fp8", "ranks", "save") # the kinds of records that a Ru
 OPTION_NUMBERS = dict.fromkeys(("train-iters", "global-batch-size", "micro-batch-size",
                                 "seq-length", "vocab-size", "eval-iters", "fp8-margin",
                                 "num-layers", "num-layers-at-start-in-bf16",
-                                "num-layers-at-end-in-bf16"), int) | {
-    "lr": float, "clip-grad": float}
+                                "num-layers-at-end-in-bf16", "lr-warmup-iters"), int) | {
+    "lr": float, "min-lr": float, "clip-grad": float}
 FLOCK = "hhqqi0q" # struct flock: l_type, l_whence, l_start, l_len, l_pid
 # FP8 is at fault if a larger share of a tensor's codes has the largest magnitude, or is zero
 SATURATED, VANISHED = 0.01, 0.25
@@ -215,6 +215,27 @@ class Run:
 
     def option(self, name, fallback=None):
         return self.start.get("options", {}).get(name, fallback)
+
+    def was_given(self, name):
+        """Whether the run was given this option, by the config.txt beside its metrics.jsonl; None:
+        there is no such file."""
+        try:
+            with open(os.path.join(self.folder, "config.txt"), errors="replace") as file:
+                return any(line.split(maxsplit=1)[:1] == [name] for line in file)
+        except OSError:
+            return None
+
+    @property
+    def folder(self):
+        """Returns the folder of the run's checkpoints."""
+        return self.option("metrics") and self.option("save") or os.path.dirname(self.path) or "."
+
+    def checkpoint(self, step):
+        """Returns the path of the newest checkpoint up to this step; "": there is none."""
+        names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
+        steps = [int(name[5:]) for name in names if re.fullmatch(r"step_\d{8,}", name)]
+        newest = max((held for held in steps if held <= step), default=None)
+        return "" if newest is None else os.path.join(self.folder, f"step_{newest:08}")
 
     @property
     def complaint(self):
