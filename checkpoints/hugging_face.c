@@ -253,9 +253,9 @@ enum { GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, FAMILIES };
 static const struct {
     const char *type, *class;
     Arch arch;
-    bool qkv_bias, qk_norm;
+    bool qkv_bias, qk_norm; // the values of --add-qkv-bias and --qk-layernorm
 } families[FAMILIES] = {
-    [GPT2] = {"gpt2", "GPT2LMHeadModel", ARCH_GPT2, true, false},
+    [GPT2] = {"gpt2", "GPT2LMHeadModel", ARCH_GPT2, false, false},
     [LLAMA] = {"llama", "LlamaForCausalLM", ARCH_LLAMA, false, false},
     [QWEN2] = {"qwen2", "Qwen2ForCausalLM", ARCH_LLAMA, true, false},
     [QWEN3] = {"qwen3", "Qwen3ForCausalLM", ARCH_LLAMA, false, true},
@@ -263,7 +263,7 @@ static const struct {
 };
 
 static int family_of(const Options *o) {
-    bool bias = o->arch == ARCH_GPT2 || o->add_qkv_bias;
+    bool bias = o->arch == ARCH_LLAMA && o->add_qkv_bias; // GPT-2 ignores this option
     int i = 0;
     while (families[i].arch != (Arch)o->arch || families[i].qkv_bias != bias ||
            families[i].qk_norm != o->qk_layernorm) {
@@ -730,13 +730,12 @@ static bool read_config(const cJSON *json, Options *o) {
         warn("config.json: rope_parameters is not used; rope_scaling is, as in transformers");
     }
     Arch arch = families[family].arch;
-    bool bias = arch == ARCH_LLAMA && families[family].qkv_bias;
     bool unties = tied != NULL ? cJSON_IsFalse(tied) : arch == ARCH_LLAMA;
     if (!options_set(o, SOURCE_CHECKPOINT,
                      "arch %s add-qkv-bias %d qk-layernorm %d "
                      "untie-embeddings-and-output-weights %d",
-                     arch == ARCH_GPT2 ? "gpt2" : "llama", bias, families[family].qk_norm,
-                     unties) ||
+                     arch == ARCH_GPT2 ? "gpt2" : "llama", families[family].qkv_bias,
+                     families[family].qk_norm, unties) ||
         !read_rope(rope, family, o)) {
         return false;
     }

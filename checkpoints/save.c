@@ -99,21 +99,21 @@ static const char *utc_now(char out[32]) {
     return out;
 }
 
-// Adds a number with 17 digits, because cJSON itself prints fewer. NaN and infinity, which JSON
+// Returns a number with 17 digits, because cJSON itself prints fewer. NaN and infinity, which JSON
 // lacks, become null.
-static void add_number(cJSON *json, const char *name, double value) {
+static cJSON *number_of(double value) {
     char digits[40];
     snprintf(digits, sizeof(digits), isfinite(value) ? "%.17g" : "null", value);
-    cJSON_AddRawToObject(json, name, digits);
+    return cJSON_CreateRaw(digits);
+}
+
+static void add_number(cJSON *json, const char *name, double value) {
+    cJSON_AddItemToObject(json, name, number_of(value));
 }
 
 static void add_numbers(cJSON *json, const char *name, const double *values, int n) {
     cJSON *list = cJSON_AddArrayToObject(json, name);
-    char digits[32];
-    for (int i = 0; i < n; i++) {
-        snprintf(digits, sizeof(digits), "%.17g", values[i]); // all values are finite
-        cJSON_AddItemToArray(list, cJSON_CreateRaw(digits));
-    }
+    for (int i = 0; i < n; i++) { cJSON_AddItemToArray(list, number_of(values[i])); }
 }
 
 // Writes meta.json, whose own checksum is last.

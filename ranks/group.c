@@ -463,11 +463,15 @@ static bool receive_hello(int file, double seconds, Hello *h, ssize_t *bytes) {
     return *bytes == sizeof(*h) && h->magic == MAGIC;
 }
 
+static bool send_hello(int file, const Hello *h) {
+    return send(file, h, sizeof(*h), MSG_NOSIGNAL) == sizeof(*h);
+}
+
 static void answer(const Attempt *attempt, int file, const char *text) {
     Hello h = attempt->mine;
     memset(h.token, 0, sizeof(h.token));
     snprintf(h.text, sizeof(h.text), "%s", text);
-    send(file, &h, sizeof(h), MSG_NOSIGNAL);
+    send_hello(file, &h); // if this fails, the other rank connects again
 }
 
 static bool has_ended(int file) {
@@ -573,8 +577,8 @@ static bool tell_redirector(Attempt *attempt, int port) {
     h.connection = REDIRECT;
     h.port = port;
     int file = open_socket(m->host, m->port, false, &why);
-    bool told = file >= 0 && send(file, &h, sizeof(h), MSG_NOSIGNAL) == sizeof(h) &&
-                receive_hello(file, 2, &h, &bytes) && h.connection == REDIRECT;
+    bool told = file >= 0 && send_hello(file, &h) && receive_hello(file, 2, &h, &bytes) &&
+                h.connection == REDIRECT;
     close_file(&file);
     if (told) {
         snprintf(attempt->address, sizeof(attempt->address), "%s port %d", attempt->mine.host,
@@ -617,13 +621,25 @@ static bool receive_ranks(Attempt *attempt, int listener) {
             tells = !tell_redirector(attempt, port);
         }
     }
-    Error why = error_kept();
     close(listener);
     for (int r = 1; r < attempt->w->ranks; r++) {
         int file = attempt->w->peers[r].files[WATCHDOGS];
-        if (file >= 0) { answer(attempt, file, ok ? "" : why.text); }
+        if (file >= 0) { answer(attempt, file, ok ? "" : error_text()); }
     }
-    return ok || fail_again(why);
+    return ok;
+}
+
+// Connects to rank 0 at an address, once for each channel and once for the watchdogs. *why: why a
+// connection could not be opened.
+static bool connect_to(Attempt *attempt, const Rendezvous *at, const char **why) {
+    int *files = attempt->w->peers[0].files;
+    for (int i = 0; i < CONNECTIONS; i++) {
+        close_file(&files[i]);
+        files[i] = open_socket(at->host, at->port, false, why);
+        attempt->mine.connection = i;
+        if (files[i] < 0 || !send_hello(files[i], &attempt->mine)) { return false; }
+    }
+    return true;
 }
 
 // On the other ranks: connects to rank 0, again and again until rank 0 answers. Returns false if
@@ -638,20 +654,12 @@ static bool reach_rank_0(Attempt *attempt) {
         const char *why = "";
         Hello h = {0};
         ssize_t bytes;
-        int *files = attempt->w->peers[0].files, connected = 0;
         snprintf(attempt->address, sizeof(attempt->address), "%s port %d", at.host, at.port);
-        for (bool ok = true; ok && connected < CONNECTIONS; connected += ok) {
-            close_file(&files[connected]);
-            files[connected] = open_socket(at.host, at.port, false, &why);
-            attempt->mine.connection = connected;
-            ok = files[connected] >= 0 &&
-                 send(files[connected], &attempt->mine, sizeof(attempt->mine), MSG_NOSIGNAL) ==
-                     sizeof(attempt->mine);
-        }
-        if (connected == CONNECTIONS) {
+        if (connect_to(attempt, &at, &why)) {
             // waits longer than rank 0, so that rank 0 can still say why the rendezvous has failed
             double patience = attempt->limit * 1.125 + 5 - (wall_seconds() - start);
-            bool heard = receive_hello(files[WATCHDOGS], fmax(1, patience), &h, &bytes);
+            bool heard = receive_hello(attempt->w->peers[0].files[WATCHDOGS], fmax(1, patience), &h,
+                                       &bytes);
             bool redirects = heard && h.connection == REDIRECT;
             if (redirects && h.port > 0 && !sent) {
                 sent = true;
@@ -752,7 +760,6 @@ bool group_open(Group *g, const Rendezvous *rendezvous, int listener, const char
         }
     }
     bool ok = g->rank == 0 ? receive_ranks(&attempt, listener) : reach_rank_0(&attempt);
-    Error verdict = error_kept();
     if (redirector.listener >= 0) {
         shutdown(redirector.listener, SHUT_RD);
         pthread_join(redirector.thread, NULL);
@@ -774,10 +781,9 @@ bool group_open(Group *g, const Rendezvous *rendezvous, int listener, const char
             die("the watchdog's thread cannot be started: %s", strerror(errno));
         }
         ok = agree_on(g, attempt.mine.host, identity);
-        verdict = error_kept();
     }
     if (!ok) { group_close(g); }
-    return ok || fail_again(verdict);
+    return ok;
 }
 
 void group_close(Group *g) {

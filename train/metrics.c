@@ -293,7 +293,7 @@ void run_record_ranks(Run *run) {
     qsort(sorted, n, sizeof(double), ascending);
     MetricsRecord *r = metrics_begin("ranks");
     metrics_number(r, "step", (double)run->progress.step);
-    cJSON_AddItemToObject(r, "compute_seconds", cJSON_CreateDoubleArray(seconds, run->group.ranks));
+    metrics_numbers(r, "compute_seconds", seconds, run->group.ranks);
     // the slowest rank is compared with the median rank or, of two ranks, with the faster one
     if (seconds[slowest] > BEHIND * sorted[(n - 1) / 2]) {
         metrics_number(r, "slowest", slowest);
