@@ -87,6 +87,7 @@ enum {
     EXIT_TOO_MANY_SKIPPED = 3,
     EXIT_LOST_RANK = 4,
     EXIT_WRONG_RESULTS = 5,
+    EXIT_IN_USE = 6,
     EXIT_STOPPED_BY_SIGNAL = 75
 };
 

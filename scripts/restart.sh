@@ -6,8 +6,9 @@
 # replaces it.
 #
 # It goes on after a crash, a lost rank or a kill, and gives up when N runs in a row (3) have failed
-# with no new checkpoint between them; it does not start again what is done (0), was asked to end
-# (75), or has skipped too many steps (3). SIGTERM, SIGINT, SIGUSR1, SIGUSR2 and SIGHUP are passed
+# with no new checkpoint between them; a run that finds DIR in use by another one (6) is started
+# again and does not count. It does not start again what is done (0), was asked to end (75), or has
+# skipped too many steps (3). SIGTERM, SIGINT, SIGUSR1, SIGUSR2 and SIGHUP are passed
 # on. Its exit status is the last run's. On several machines each rank, or each --gpus, has a loop of
 # its own: when one rank fails all end, and all connect again, within --distributed-timeout.
 set -u
@@ -48,31 +49,49 @@ done
 [[ $failures -gt 0 ]] || die "--failures 0: must be at least 1"
 command -v "$1" >/dev/null || die "$1: no such program"
 
-# The last value of an option in the command, in either spelling.
-option() {
-    local name=$1 value='' previous='' word
+# The values of an option in the command, in either spelling, one a line.
+values() {
+    local name=$1 previous='' word
     shift
     for word in "$@"; do
         case $word in
-        "$name="*) value=${word#*=} ;;
-        *) if [[ $previous == "$name" ]]; then value=$word; fi ;;
+        "$name="*) echo "${word#*=}" ;;
+        *) if [[ $previous == "$name" ]]; then echo "$word"; fi ;;
         esac
         previous=$word
     done
-    echo "$value"
+}
+
+option() {
+    values "$@" | tail -n 1
+}
+
+# The values of an option in a file of --config.
+lines() {
+    sed -nE "s/^[[:space:]]*(--)?$1[[:space:]=]+\"?([^\"[:space:]=][^\"[:space:]]*).*/\2/p" "$2"
+}
+
+# The arguments are files of --config, which may name others; the trainer reads no deeper ones.
+refuse_resume() {
+    local file resume
+    for file in "$@"; do
+        [[ -f $file && ${#FUNCNAME[@]} -lt 18 ]] || continue
+        resume=$(lines resume "$file" | tail -n 1)
+        if [[ -n $resume && $resume != latest ]]; then
+            die "--config $file has --resume $resume, which is not seen: give it in the command"
+        fi
+        mapfile -t inner < <(lines config "$file")
+        refuse_resume "${inner[@]}"
+    done
 }
 
 save=$(option --save "$@")
 [[ -n $save ]] || die "the command has no --save DIR (one in a --config file is not seen):" \
     "without checkpoints there is nothing to resume"
 
-config=$(option --config "$@")
-if [[ -f $config && -z $(option --resume "$@") ]]; then
-    value='s/^[[:space:]]*(--)?resume[[:space:]=]+"?([^"[:space:]=][^"[:space:]]*).*/\2/p'
-    resume=$(sed -nE "$value" "$config" | tail -n 1)
-    if [[ -n $resume && $resume != latest ]]; then
-        die "--config $config has --resume $resume, which is not seen: give it in the command"
-    fi
+if [[ -z $(option --resume "$@") ]]; then
+    mapfile -t configs < <(values --config "$@")
+    refuse_resume "${configs[@]}"
 fi
 
 # The name of the newest checkpoint; nothing before the first.
@@ -123,7 +142,7 @@ while true; do
     0 | 3 | 75 | 126 | 127) exit "$status" ;;
     esac
     if [[ $(moved) != "$before" ]]; then in_a_row=0; fi
-    in_a_row=$((in_a_row + 1))
+    if [[ $status -ne 6 ]]; then in_a_row=$((in_a_row + 1)); fi
     before=$(moved)
     after=$(newest)
     if [[ -n $stopped ]]; then
@@ -134,7 +153,9 @@ while true; do
         say "status $status; $in_a_row runs in a row failed at ${after:-the start}: giving up"
         exit "$status"
     fi
-    say "status $status at ${after:-the start}, failure $in_a_row of $failures; again in $pause s"
+    what="status $status at ${after:-the start}, failure $in_a_row of $failures"
+    if [[ $status -eq 6 ]]; then what="$save is in use by another run"; fi
+    say "$what; again in $pause s"
     sleep "$pause" &
     wait $!
     if [[ -n $stopped ]]; then exit 75; fi

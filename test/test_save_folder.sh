@@ -37,10 +37,10 @@ test_a_second_run_waits_or_leaves() {
         wait_until grep -q '^step ' first.log
         holder=$started
         if [[ $* == *--gpus* ]]; then holder=$(pgrep -P "$started" | sort -n | head -n 1); fi
-        for words in '' '--resume latest'; do
-            # shellcheck disable=SC2086 # options or none
-            expect_message 1 "--save s: in use by another run: host $(uname -n), pid $holder, since 20" \
-                "$@" --lock-timeout 0 $words
+        for words in 1 '6 --resume latest'; do
+            # shellcheck disable=SC2086 # a status, and options or none
+            expect_message "${words:0:1}" "--save s: in use by another run: host $(uname -n), pid $holder, since 20" \
+                "$@" --lock-timeout 0 ${words:1}
         done
         holder=$started
         start second.log "$@" --train-iters 1000000 --resume latest --lock-timeout 60
@@ -159,6 +159,7 @@ back) mv there/step_00000900 there/step_00000900.aside-1 ;;
 link) ln -s "$(date +%N)" there/step_00000500 ;;
 again) mkdir there/step_00000900 ;;
 save) mkdir there/step_00000950 ;;
+busy) exit 6 ;;
 end) exit 0 ;;
 esac
 exit 1
@@ -177,6 +178,10 @@ END
     printf '%s\n' none end >actions
     expect_status 0 "${restart[@]}" trainer --save there
     is "$(xargs <said)" 'elsewhere/step_00000500 elsewhere/step_00000500 latest latest latest'
+    # a folder in use by another run is no failure of this one
+    printf '%s\n' none busy busy none busy end >actions
+    expect_status 0 "${restart[@]}" trainer --save there
+    says 'restart: there is in use by another run; again in 0 s' 'failure 2 of 3; again' '!failure 3'
     # --resume latest would replace one of a file
     echo 'resume = elsewhere/step_00000500' >resume.txt
     expect_message 1 'error: --config resume.txt has --resume elsewhere/step_00000500, which' \
@@ -184,8 +189,14 @@ END
     echo '--resume "run/latest/step_00000500"' >resume.txt
     expect_message 1 'has --resume run/latest/step_00000500, which' "${restart[@]}" trainer --save there \
         --config=resume.txt
+    echo 'lr 1' >other.txt
+    expect_message 1 'has --resume run/latest/step_00000500, which' "${restart[@]}" trainer --save there \
+        --config=resume.txt --config other.txt
+    printf '%s\n' 'config other.txt' '--config = resume.txt' >other.txt # and names itself
+    expect_message 1 'error: --config resume.txt has --resume run/latest/step_00000500, which' \
+        "${restart[@]}" trainer --save there --config other.txt
     local line
-    for line in 'resume latest' 'resume = ""'; do
+    for line in 'resume latest' 'resume = ""' 'config resume.txt'; do
         echo "$line" >resume.txt
         echo end >actions
         expect_status 0 "${restart[@]}" trainer --save there --config=resume.txt

@@ -239,7 +239,7 @@ test_a_folder_that_is_moved_is_made_anew() {
             eval "$how"
             wait_until test -e moved/latest/
             "${trainer[@]}" --save moved --resume latest --lock-timeout 0 >second 2>&1
-            is $? 1
+            is $? 6
             grep -q 'in use by another run' second || fail "$how: $(cat second)"
             stop TERM 75
             says 'warning: --save moved: the folder was moved or deleted'

@@ -43,7 +43,10 @@ void run_resolve_options(Run *run) {
     bool claims = options_save(o) && !o->plan && !o->list_checkpoints && !o->list_tensors;
     // if another run still saves to the folder, waits for the end of that run, because this run
     // may inherit the options of that run's last checkpoint
-    if (claims && o->resume[0] != '\0' && !checkpoint_await(o)) { die("--save %s", error_text()); }
+    if (claims && o->resume[0] != '\0' && !checkpoint_await(o)) {
+        complain("--save %s", error_text());
+        exit(EXIT_IN_USE);
+    }
     or_die(checkpoint_model(&run->start, o, &was));
     if (o->origin[0] != '\0') { facts.checkpoint = &was; }
     if (o->resumes) {
