@@ -547,6 +547,7 @@ bool checkpoint_list(const char *save) {
     if (count == 0) { return fail("--list-checkpoints: none under %s", save); }
     printf("%10s  %10s  %10s  %-9s %5s  %10s  %-20s  %s\n", "step", "loss", "valid loss",
            "precision", "ranks", "size", "written", "state");
+    int damaged = 0;
     for (int i = count - 1; i >= 0; i--) {
         char path[PATH_LENGTH], size[32], loss[32], valid_loss[32], precision[32], created[64];
         Checkpoint c;
@@ -569,9 +570,12 @@ bool checkpoint_list(const char *save) {
             checkpoint_close(&c);
         } else {
             printf("%10lld  damaged%s: %s\n", (long long)steps[i], mark, error_text());
+            damaged++;
         }
     }
-    return true;
+    return damaged == 0 || fail("--list-checkpoints: %d of %d under %s %s damaged; --resume PATH "
+                                "and --load PATH take a whole one",
+                                damaged, count, save, damaged > 1 ? "are" : "is");
 }
 
 // ---- reading into a run -------------------------------------------------------------------------

@@ -96,7 +96,10 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind) {
 // ---- shards -------------------------------------------------------------------------------------
 
 static const TokenFileKind shard_kind = {
-    SHARD_MAGIC, "token shard", "make shards with ./tokenize", {"*train*.bin", "*val*.bin"}};
+    SHARD_MAGIC,
+    "token shard",
+    "make shards of texts with ./tokenize, of other files with scripts/prepare_data",
+    {"*train*.bin", "*val*.bin"}};
 
 // Returns the number of tokens that the header of a shard, a mask or SHARD.starts gives.
 static uint64_t header_count(const TokenFile *f) {

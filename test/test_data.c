@@ -522,7 +522,7 @@ TEST(bad_data_sets_are_refused) {
         int T;
         const char *expected;
     } rows[] = {
-        {"nothing_*.bin", 8, "nothing_*.bin: no such file; make shards with"},
+        {"nothing_*.bin", 8, "nothing_*.bin: no such file; make shards of texts with"},
         {"stream_0.bin", 5,
          "5 tokens, fewer than one sequence of 5 (--seq-length) and its target; give more, or "
          "--seq-length 4 or less"},

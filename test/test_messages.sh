@@ -60,9 +60,9 @@ test_refusals() {
     ln -s /nowhere/at/all unmounted
     files >before
     check_rows <<'ROWS'
-1|tiny --data 'missing_*.bin'|--data missing_*.bin: no such file; make shards with ./tokenize|!match
-1|tiny --data 'd/x_train.bin 1 d/x_val.bin 2'|: no such file; make shards with ./tokenize; of several sources each has its weight before it: '0.7 A 0.3 B'
-1|tiny --data 'd/*.bin'|d/x_tokenizer.bin: magic number 20240328, not a token shard's 20240520; make shards with ./tokenize; a pattern must match nothing else, and tokens of another program need a header (docs/data.md)
+1|tiny --data 'missing_*.bin'|--data missing_*.bin: no such file; make shards of texts with ./tokenize, of other files with scripts/prepare_data|!match
+1|tiny --data 'd/x_train.bin 1 d/x_val.bin 2'|: no such file; make shards of texts with ./tokenize, of other files with scripts/prepare_data; of several sources each has its weight before it: '0.7 A 0.3 B'
+1|tiny --data 'd/*.bin'|d/x_tokenizer.bin: magic number 20240328, not a token shard's 20240520; make shards of texts with ./tokenize, of other files with scripts/prepare_data; a pattern must match nothing else, and tokens of another program need a header (docs/data.md)
 1|tiny --data d|--data d: a folder; give a pattern that only its token shards match, such as 'd/*train*.bin'
 1|train --valid-data d|--valid-data d: a folder; give a pattern| or 'd/*val*.bin'
 1|train --eval-choices d|--eval-choices d: a folder; give a pattern that only its multiple-choice sets match, such as 'd/hellaswag*.bin'
@@ -72,7 +72,18 @@ test_refusals() {
 1|train --global-batch-size 500|--data d/x_train.bin: |sequences of 64 tokens, fewer than|--global-batch-size 500|or a shorter --seq-length
 1|tiny --data d/x_val.bin --seq-length 512|--data d/x_val.bin: |tokens, fewer than one sequence of 512 (--seq-length)|; give more, or --seq-length
 1|train --valid-data cut.bin|--valid-data cut.bin: the header
-1|tiny|--data is missing|--help
+1|tiny|--data is missing: which shards to train on; --sample-only and --eval-only need none
+1|train_gpt --load whole --sample-prompt a|--data is missing|--sample-only
+1|tiny --data rows|--data rows: |too short for a token shard|with scripts/prepare_data
+1|tiny --plan --data 'missing_*.bin'|--data missing_*.bin: no such file
+1|tiny --plan --data cut.bin|--data cut.bin: the header says
+1|tiny --plan --data alone.bin --vocab-size 100|--data alone.bin: token |outside the vocabulary of 100
+1|train --plan --valid-data cut.bin|--valid-data cut.bin: the header
+1|train --plan --valid-data cut.bin --eval-only --load whole|--valid-data cut.bin: the header
+1|train --plan --eval-choices no.bin|--eval-choices no.bin: no such file
+1|train --plan --tokenizer text|--tokenizer text: not a tokenizer.bin
+0|train --plan --seq-length 4096 --max-position-embeddings 4096 --global-batch-size 500|Memory plan
+0|tiny --plan|Memory plan
 1|train --tokenizer text|--tokenizer text: not a tokenizer.bin|./tokenize
 1|train --tokenizer d/x_tokenizer.bin --vocab-size 250|--tokenizer d/x_tokenizer.bin: vocabulary 257|the model's 250 (--vocab-size)
 1|train --resume bad|--resume bad/optimizer-0-of-1.safetensors: damaged: its checksum is|--list-checkpoints shows which

@@ -243,7 +243,8 @@ TEST(other_shares_or_shards_are_other_data) {
 
 TEST(bad_mixtures_are_refused) {
     static const Says rows[] = {
-        {"0.5 a_*.bin 0.5 none/*.bin", "none/*.bin: no such file; make shards with ./tokenize"},
+        {"0.5 a_*.bin 0.5 none/*.bin",
+         "none/*.bin: no such file; make shards of texts with ./tokenize"},
         {"1 a_*.bin 1e-9 b.bin", "1e-09 b.bin: a weight below a millionth of the sum"},
     };
     write_sources();

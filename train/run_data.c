@@ -105,16 +105,21 @@ static void warn_of_ends(Run *run, const char *option, const Source *source, con
          option, source->pattern, data->document_end);
 }
 
+// Dies with error_text(), which is about the data of --`option`.
+static void die_of_data(const Options *o, const char *option) {
+    char from[PATH_LENGTH];
+    die("--%s%s %s", option, option_from_checkpoint(o, option, from), error_text());
+}
+
 // Opens the data of --`option`, and warns of missing shards, of cut documents, of several chat
 // templates, and of documents without an end.
 static void open_mixture(Run *run, Mixture *m, const char *option, const char *text) {
     const Options *o = &run->options;
-    char from[PATH_LENGTH];
     if (o->eod_mask_loss && run->document_end < 0) {
         die("--eod-mask-loss: it is not known which token ends a text; give --tokenizer");
     }
     if (!mixture_open(m, text, o->seq_length, o->vocab_size, run->document_end, o->eod_mask_loss)) {
-        die("--%s%s %s", option, option_from_checkpoint(o, option, from), error_text());
+        die_of_data(o, option);
     }
     for (int i = 0; i < m->count; i++) {
         warn_of_missing(run, option, &m->sources[i], &m->data[i]);
@@ -126,15 +131,19 @@ static void open_mixture(Run *run, Mixture *m, const char *option, const char *t
 
 // In a run that does not train, --data may come from the checkpoint, and then only serves to find
 // the tokenizer beside the shards: the shards themselves are not opened.
+static bool reads_train_data(const Options *o) {
+    return options_train(o) || option_source(o, "data") >= SOURCE_FILE;
+}
+
 void run_open_train_data(Run *run) {
     const Options *o = &run->options;
     Mixture *m = &run->train_data;
-    if (m->count > 0 || (!options_train(o) && option_source(o, "data") < SOURCE_FILE)) { return; }
+    if (m->count > 0 || !reads_train_data(o)) { return; }
     if (o->data[0] == '\0') {
         bool none = strcmp(o->resume, "latest") == 0 && !o->resumes;
-        die("--data is missing: which shards to train on%s%s%s",
-            none ? "; there is no checkpoint under " : " (--help)", none ? o->save : "",
-            none ? " that would give it" : "");
+        die("--data is missing: which shards to train on; %s%s%s",
+            none ? "there is no checkpoint under " : "--sample-only and --eval-only need none",
+            none ? o->save : "", none ? " that would give it" : "");
     }
     open_mixture(run, m, "data", o->data);
     run->train = (Loader){m->data, (uint64_t)o->seed, o->shuffle, &m->blend};
@@ -285,6 +294,15 @@ static void check_answers(const Run *run, const ChoiceSet *set) {
     }
 }
 
+static void open_choices(Run *run) {
+    const Options *o = &run->options;
+    if (o->eval_choices[0] == '\0') { return; }
+    if (!choice_sets_open(&run->choices, o->eval_choices, run->config.vocab)) {
+        die_of_data(o, "eval-choices");
+    }
+    for (int i = 0; i < run->choices.count; i++) { check_answers(run, &run->choices.sets[i]); }
+}
+
 void run_open_data(Run *run) {
     const Options *o = &run->options;
     Mixture *valid = &run->valid_data;
@@ -310,19 +328,35 @@ void run_open_data(Run *run) {
         }
     }
     if (run->train_data.count + valid->count > 0) { announce_documents(run); }
-    if (o->eval_choices[0] != '\0') {
-        char from[PATH_LENGTH];
-        if (!choice_sets_open(&run->choices, o->eval_choices, run->config.vocab)) {
-            die("--eval-choices%s %s", option_from_checkpoint(o, "eval-choices", from),
-                error_text());
-        }
-        for (int i = 0; i < run->choices.count; i++) {
-            const ChoiceSet *set = &run->choices.sets[i];
-            check_answers(run, set);
-            printf("  choices     %s, %d question%s%s\n", set->name, set->count, plural(set->count),
-                   set->lm_eval ? ", lm-eval's text" : "");
-        }
+    open_choices(run);
+    for (const ChoiceSet *s = run->choices.sets; s < run->choices.sets + run->choices.count; s++) {
+        printf("  choices     %s, %d question%s%s\n", s->name, s->count, plural(s->count),
+               s->lm_eval ? ", lm-eval's text" : "");
     }
+}
+
+// The data are opened as short sequences, because a plan may be for longer sequences and larger
+// batches than the data have.
+void run_plan_data(Run *run) {
+    enum { LENGTH = 64, WINDOWS = 64 };
+    const Options *o = &run->options;
+    const char *patterns[] = {reads_train_data(o) ? o->data : "", o->valid_data};
+    Mixture *sets[] = {&run->train_data, &run->valid_data};
+    int inputs[WINDOWS * LENGTH], targets[WINDOWS * LENGTH];
+    for (int i = 0; i < 2; i++) {
+        Mixture *m = sets[i];
+        if (patterns[i][0] == '\0' || m->count > 0) { continue; }
+        int length = (int)min64(LENGTH, o->seq_length);
+        bool ok = mixture_open(m, patterns[i], length, o->vocab_size, -1, false);
+        for (const Dataset *data = m->data; ok && data < m->data + m->count; data++) {
+            Loader loader = {.data = data};
+            ok = loader_batch(&loader, 0, WINDOWS, data->windows, inputs, targets, NULL);
+        }
+        if (!ok) { die_of_data(o, data_options[i]); }
+    }
+    run_open_tokenizer(run);
+    check_fingerprints(run);
+    open_choices(run);
 }
 
 void run_check_data(Run *run) {

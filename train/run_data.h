@@ -11,6 +11,10 @@ BEGIN_C
 void run_open_train_data(Run *run);
 // Opens shards and multiple-choice sets; run_start calls it.
 void run_open_data(Run *run);
+// Opens the data and the tokenizer for --plan, and refuses what a run would refuse: files that are
+// missing or damaged, tokens outside the vocabulary among the first ones, and data of several
+// tokenizers.
+void run_plan_data(Run *run);
 // Refuses data that different tokenizers made, and data that differ between ranks. Call it after
 // the data and the tokenizer are open.
 void run_check_data(Run *run);

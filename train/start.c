@@ -119,7 +119,11 @@ void run_announce(Run *run) {
         run_export(run);
         exit_answered();
     }
-    if (!o->plan) { console_open(run); }
+    if (o->plan) {
+        run_plan_data(run);
+    } else {
+        console_open(run);
+    }
     options_print(o, o->plan, stdout);
     precision_print(p);
     bool no_fp8 = p->format != FP8_FORMAT_NONE && p->possible && precision_fp8_share(p) == 0;
