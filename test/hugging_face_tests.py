@@ -109,7 +109,8 @@ def test_what_was_saved_comes_back():
         held = unpack(f"{name}_start/model.safetensors")
         assert held == unpack(f"{name}_run/latest/model.safetensors")
         file = f"{name}_start/model.safetensors"
-        refused(call(convert_hf, "import", file, "--output", "no"), f"{file}: no such folder")
+        refused(call(convert_hf, "import", file, "--output", "no"),
+                f"{file}: a file; give the folder that it is in")
 
 
 def ids_of(path):
@@ -386,6 +387,10 @@ def test_incomplete_models_are_refused():
     bad("m", "error: m/config.json: No such file")
     write("adapter/adapter_model.safetensors", "x")
     bad("adapter", "adapter/config.json: No such file; its weights are an adapter")
+    bad("adapter/adapter_model.safetensors", "adapter_model.safetensors: a file; its weights are an")
+    write("quantized/x.gguf", "x")
+    for path in "quantized", "quantized/x.gguf":
+        bad(path, "its weights are llama.cpp's: give the Hugging Face model that they were made")
     split(model_folder("m"), 2)
     second = unpack("m/model-00002-of-00002.safetensors")
     write("m/model-00002-of-00002.safetensors",
@@ -549,6 +554,23 @@ def test_exported_weights_are_the_trained_ones():
     assert config["dtype"] == config["torch_dtype"] == "bfloat16"
     for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.bin"):
         assert read(f"wide_fp8/{name}") == read(f"wide_run/latest/{name}")
+
+
+def test_damaged_files_are_not_exported():
+    """Nor saved; and the others are without a byte-order mark."""
+    model_folder("beside")
+    for name in ("tokenizer.bin", "tokenizer.json", "tokenizer_config.json"):
+        write(f"beside/{name}", b"\xef\xbb\xbf" * name.endswith("json") +
+              read(f"llama_run/latest/{name}"))
+    for name, content in (("generation_config.json", "<html>"), ("tokenizer_config.json", "[]")):
+        write(f"beside/{name}", content)
+        bad = f"warning: beside/{name}: not JSON in UTF-8 with an object, so it is left out"
+        says(export("beside", "beside_out").err, bad)
+        says(run("train_gpt", "--load", "beside", "--tokenizer", "beside/tokenizer.bin", *DATA,
+                 "--train-iters", 1, "--save", f"beside_{name}").err, bad)
+        for folder in ("beside_out", f"beside_{name}/latest"):
+            assert not os.path.exists(f"{folder}/{name}"), folder
+            assert read(f"{folder}/tokenizer.json") == read("llama_run/latest/tokenizer.json")
 
 
 def test_what_was_exported_comes_back():

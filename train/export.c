@@ -1,6 +1,7 @@
 // --export: writes the weights of --load to a folder for programs that serve models.
 #include "../checkpoints/hugging_face.h"
 #include "../kernels/cpu.h"
+#include "run_data.h"
 #include "start.h"
 
 #include <cjson/cJSON.h>
@@ -59,10 +60,10 @@ static bool write_others(const Run *run, const char *folder, Dtype dtype) {
     size_t bytes;
     for (int i = 0; i < COMPANIONS; i++) {
         path_format(path, "%s/%s", run->start.path, companion_names[i]);
-        if (!path_exists(path)) { continue; }
-        FREED char *data = file_read(path, &bytes);
+        Companion c = run_read_companion(path);
+        FREED char *data = c.bytes;
         path_format(path, "%s/%s", folder, companion_names[i]);
-        if (data == NULL || !file_replace(path, data, bytes)) { return false; }
+        if (data != NULL && !file_replace(path, data, c.size)) { return false; }
     }
     FREED char *text = file_read(path_format(path, "%s/config.json", run->start.path), &bytes);
     if (text == NULL) { return false; }

@@ -68,6 +68,10 @@ bool run_set_by_data(void *run, Options *options);
 // --tokenizer names one.
 int run_document_end(Run *run, const char *shards);
 
+// Reads a file that is saved with the model, if it is there, without its byte-order mark, because
+// Hugging Face's transformers refuses one. Warns of a .json that is no object, and leaves it out.
+Companion run_read_companion(const char *path);
+
 // Opens the tokenizer of --tokenizer, whose document_end becomes run->document_end. In a run that
 // saves, rank 0 also reads the files that are copied into every checkpoint (run->saves.companions).
 void run_open_tokenizer(Run *run);

@@ -195,9 +195,7 @@ int run_document_end(Run *run, const char *shards) {
 
 // ---- opening, and what is saved with the model --------------------------------------------------
 
-// Reads a file, if it is there, and drops its byte-order mark, because Hugging Face's transformers
-// refuses one.
-static Companion read_companion(const char *path) {
+Companion run_read_companion(const char *path) {
     static const char mark[] = "\xef\xbb\xbf";
     enum { MARK = sizeof(mark) - 1 };
     Companion c = {0};
@@ -207,21 +205,14 @@ static Companion read_companion(const char *path) {
     if (c.size >= MARK && memcmp(c.bytes, mark, MARK) == 0) {
         memmove(c.bytes, c.bytes + MARK, c.size -= MARK);
     }
-    return c;
-}
-
-// Reads a generation_config.json, if it is there and an object.
-static Companion read_generation_config(const char *path) {
-    Companion c = read_companion(path);
-    CLOSED(json_close) cJSON *json = c.bytes != NULL ? json_parse(c.bytes, c.size) : NULL;
-    if (c.bytes != NULL && !cJSON_IsObject(json)) {
-        warn("%s: not JSON in UTF-8 with an object, so checkpoints go without it; download it, or "
-             "prepare the data, again",
-             path);
-        free(c.bytes);
-        c = (Companion){0};
-    }
-    return c;
+    if (strstr(path_name(path), ".json") == NULL) { return c; }
+    CLOSED(json_close) cJSON *json = json_parse(c.bytes, c.size);
+    if (cJSON_IsObject(json)) { return c; }
+    warn("%s: not JSON in UTF-8 with an object, so it is left out; download it, or prepare the "
+         "data, again",
+         path);
+    free(c.bytes);
+    return (Companion){0};
 }
 
 // Warns if a token that ends answers has an embedding of zeros in the weights that the run starts
@@ -272,7 +263,7 @@ static void add_ends(Run *run) {
             !file_beside(path, tokenizer, companion_names[SAVED_GENERATION_CONFIG])) {
             continue;
         }
-        Companion ends = read_generation_config(path);
+        Companion ends = run_read_companion(path);
         if (ends.bytes == NULL) { continue; }
         char *text = hf_add_ends(saved->bytes, saved->size, config->bytes, config->size, ends.bytes,
                                  ends.size);
@@ -298,9 +289,9 @@ static void read_companions(Run *run) {
     char path[PATH_LENGTH];
     if (o->origin[0] != '\0') {
         path_format(path, "%s/%s", o->origin, companion_names[SAVED_GENERATION_CONFIG]);
-        saved[SAVED_GENERATION_CONFIG] = read_generation_config(path);
+        saved[SAVED_GENERATION_CONFIG] = run_read_companion(path);
         path_format(path, "%s/config.json", o->origin);
-        run->saves.start_config = read_companion(path);
+        run->saves.start_config = run_read_companion(path);
     }
     if (run->tokenizer.vocab == 0) { return; }
     saved[SAVED_TOKENIZER] = (Companion){malloc_or_die(run->tokenizer.bytes), run->tokenizer.bytes};
@@ -309,7 +300,7 @@ static void read_companions(Run *run) {
     bool known = true;
     for (int i = SAVED_TOKENIZER_JSON; i <= SAVED_CHAT_TEMPLATE && known; i++) {
         if (file_beside(path, o->tokenizer, companion_names[i])) {
-            saved[i] = read_companion(path);
+            saved[i] = run_read_companion(path);
         }
         known = saved[SAVED_TOKENIZER_JSON].bytes != NULL; // the others need tokenizer.json
     }

@@ -37,7 +37,8 @@ class Model:
         self.command = [program, "--load", folder, "--sample-only", "--quiet"]
         tokenizer = os.path.join(folder, "tokenizer.json")
         if not os.path.exists(tokenizer):
-            missing = "without a tokenizer.json" if os.path.isdir(folder) else "no such folder"
+            missing = "without a tokenizer.json" if os.path.isdir(folder) else \
+                "a file" if os.path.exists(folder) else "no such folder"
             near = [path for name in ("best", "latest")
                     if os.path.exists(os.path.join(path := os.path.join(folder, name),
                                                    "tokenizer.json"))]

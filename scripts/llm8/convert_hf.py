@@ -38,7 +38,8 @@ IGNORED = re.compile(r"(\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 OTHER_WEIGHTS = {  # files that hold weights, and what they are
     "adapter_model.*": "an adapter: save the model after peft's merge_and_unload",
     "pytorch_model*.bin": "pickled: save them with transformers' save_pretrained",
-    "*.pth": "pickled: save them with transformers' save_pretrained"}
+    "*.pth": "pickled: save them with transformers' save_pretrained",
+    "*.gguf": "llama.cpp's: give the Hugging Face model that they were made from"}
 HEAD = "lm_head.weight"
 TOKEN_IDS = ["bos_token_id", "eos_token_id", "pad_token_id"]
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8_e4m3fn"}
@@ -75,10 +76,10 @@ def tensors_of(path):
             for name, row in header.items()}
 
 
-def other_weights(folder):
-    """Returns what to say of the weights of a folder that is no model of transformers, or None."""
+def other_weights(names):
+    """Returns what to say of files, by their names, that are no model of transformers, or None."""
     return next((f"its weights are {what}" for pattern, what in OTHER_WEIGHTS.items()
-                 if fnmatch.filter(os.listdir(folder), pattern)), None)
+                 if fnmatch.filter(names, pattern)), None)
 
 
 def source_tensors(folder):
@@ -90,7 +91,7 @@ def source_tensors(folder):
     if not os.path.exists(index):
         for part in sorted(fnmatch.filter(os.listdir(folder), "model-*-of-*.safetensors")):
             die(f"{index}: missing, though there is {part}; download it")
-        other = other_weights(folder)
+        other = other_weights(os.listdir(folder))
         die(f"{folder}: no model.safetensors" + (
             f"; {other}" if other else " nor model.safetensors.index.json; download them"))
     try:
@@ -144,6 +145,9 @@ def weights_of(folder, expected):
 
 def refuse_others(folder, output):
     """Ends the program if the folder is no model, or the output is taken."""
+    if os.path.isfile(folder):
+        die(f"{folder}: a file; " + (other_weights([os.path.basename(folder)]) or
+                                     "give the folder that it is in"))
     if not os.path.isdir(folder):
         die(f"{folder}: no such folder; give the folder of a Hugging Face model, or its name on "
             "the Hub (OWNER/NAME)")
@@ -154,7 +158,7 @@ def refuse_others(folder, output):
     config = os.path.join(folder, "config.json")
     if not os.path.exists(config):
         die(f"{config}: No such file; " +
-            (other_weights(folder) or "give the folder of a Hugging Face model"))
+            (other_weights(os.listdir(folder)) or "give the folder of a Hugging Face model"))
 
 
 def write_weights(path, tensors):
