@@ -13,7 +13,7 @@
 #   make readme          tables and figure in the pages, from records and --help
 #   make golden          the values that tests compare with, by PyTorch and transformers
 #   make cuda            what nvcc alone can check; make gpu-programs: what make test-gpu runs
-# Variables, with any of them; what is built with others is built anew:
+# Variables, for any of these; if one changes, what depends on it is built again:
 #   NATIVE=              without -march=native, for programs that run on other machines
 #   ARCHS="90a 100a"     for these GPUs (compute capability without its point; 90a: Hopper)
 #   PTX=90               for newer ones besides, compiled as they start

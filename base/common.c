@@ -32,18 +32,12 @@ __attribute__((constructor)) static void open_standard_files(void) {
 // or not valid UTF-8.
 static int printable_bytes(const char *text) {
     const unsigned char *s = (const unsigned char *)text;
-    int more = s[0] < 0x80 ? 0 : s[0] >= 0xf0 ? 3 : s[0] >= 0xe0 ? 2 : 1;
-    uint32_t c = more == 0 ? s[0] : s[0] & (0x3fu >> more);
-    for (int i = 1; i <= more; i++) {
-        if ((s[i] & 0xc0) != 0x80) { return 0; }
-        c = c << 6 | (s[i] & 0x3f);
-    }
-    static const uint32_t least[] = {' ', 0xa0, 0x800, 0x10000}; // 0x80 to 0x9f are controls
-    bool marks = (c >= 0x200b && c <= 0x200f) || (c >= 0x2028 && c <= 0x202e) ||
-                 (c >= 0x2060 && c <= 0x206f) || c == 0xfeff;
-    bool lead = s[0] < 0x80 || (s[0] >= 0xc0 && s[0] < 0xf8);
-    bool legal = lead && c >= least[more] && c <= 0x10ffff && c >> 11 != 0x1b && c != 0x7f;
-    return legal && !marks ? more + 1 : 0;
+    uint32_t c = 0;
+    int bytes = utf8_decode(s, s + strnlen(text, 4), &c);
+    bool control = c < ' ' || (c >= 0x7f && c < 0xa0);
+    bool mark = (c >= 0x200b && c <= 0x200f) || (c >= 0x2028 && c <= 0x202e) ||
+                (c >= 0x2060 && c <= 0x206f) || c == 0xfeff;
+    return control || mark ? 0 : bytes;
 }
 
 const char *printable(char *out, size_t room, const char *text) {

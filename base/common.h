@@ -35,6 +35,21 @@ BEGIN_C
 
 #define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
 
+// Decodes the UTF-8 character at the beginning of text..end, which is not empty. Returns how many
+// bytes it has, or 0 if it is not valid.
+static inline int utf8_decode(const unsigned char *text, const unsigned char *end, uint32_t *code) {
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; // of characters of so many bytes
+    int bytes = *text < 0x80 ? 1 : *text < 0xe0 ? 2 : *text < 0xf0 ? 3 : 4;
+    if ((*text >= 0x80 && *text < 0xc0) || *text > 0xf4 || end - text < bytes) { return 0; }
+    *code = bytes == 1 ? *text : *text & (0xffu >> (bytes + 1));
+    for (int i = 1; i < bytes; i++) {
+        if ((text[i] & 0xc0) != 0x80) { return 0; }
+        *code = *code << 6 | (text[i] & 0x3fu);
+    }
+    bool surrogate = *code >= 0xd800 && *code < 0xe000;
+    return *code >= least[bytes] && *code <= 0x10ffff && !surrogate ? bytes : 0;
+}
+
 // Copies a text, which may come from a file, as one printable line. Control characters, newlines,
 // invisible marks (such as bidirectional ones) and bytes that are not UTF-8 become escapes such as
 // \n or \x1b. Text that does not fit into `room` bytes is cut off. Returns out.

@@ -262,8 +262,7 @@ static int unlisted(const char *folder, int error) {
     if (error == ENOENT || error == ENOTDIR || strcmp(path_name(folder), "lost+found") == 0) {
         return 0;
     }
-    fail("%s: %s", folder, strerror(error));
-    return 1;
+    return !fail_path(folder, error);
 }
 
 // Writes the pattern with the special characters of leading folders that exist escaped. Returns

@@ -260,7 +260,7 @@ bool checkpoint_claim(const Options *options, const Checkpoint *start);
 // c is the checkpoint that the run resumes. Makes c the newest one in the --save folder:
 // checkpoints of later steps are set aside under other names. If c is in another folder, the --save
 // folder, which then has no checkpoint (checkpoint_claim refuses others), gets a link to c, named
-// by c's step. Does nothing for a new run, where c->path is "".
+// by c's step.
 bool checkpoint_go_back(const Options *options, const Checkpoint *c);
 
 // Refuses a checkpoint of another model or, if the run trains, of another optimizer. Prints the

@@ -541,8 +541,7 @@ static int types_of(const cJSON *value) {
 }
 
 // Fails with a text that begins with a key and its value, as JSON in one line.
-static bool fail_value(const cJSON *item, const char *format, ...) PRINTF_LIKE(2, 3);
-static bool fail_value(const cJSON *item, const char *format, ...) {
+PRINTF_LIKE(2, 3) static bool fail_value(const cJSON *item, const char *format, ...) {
     char why[256];
     FREED char *value = cJSON_PrintUnformatted(item);
     va_list args;

@@ -235,7 +235,6 @@ static bool link_start(const char *path, const char *start) {
 bool checkpoint_go_back(const Options *o, const Checkpoint *c) {
     char path[PATH_LENGTH];
     int64_t step = c->progress.step;
-    if (c->path[0] == '\0') { return true; }
     checkpoint_path(path, o->save, step);
     if (!path_is(path, path_id(c->path)) && !link_start(path, c->path)) { return false; }
     bool ok = set_aside_from(o->save, step + 1);

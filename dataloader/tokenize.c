@@ -159,7 +159,7 @@ static Text open_text(const char *path) {
     static const char mark[] = "\xef\xbb\xbf", blank[] = " \t\r\n";
     Text text = {.path = path};
     text.file = file_open(path, &text.bytes);
-    if (text.file < 0) { die("%s", error_text()); }
+    or_die(text.file >= 0);
     char first[64] = "";
     int32_t magic;
     size_t n = text.bytes < sizeof(first) ? text.bytes : sizeof(first) - 1;
@@ -224,14 +224,12 @@ static void tokenize_file(const char *path, Output *train, Output *valid) {
 // NULL: the tokenizer of bytes.
 static void open_tokenizer(const char *path, const char *given) {
     const char *from = given != NULL ? given : path;
-    if (given == NULL && !tokenizer_write_bytes(path)) { die("%s", error_text()); }
+    if (given == NULL) { or_die(tokenizer_write_bytes(path)); }
     if (!tokenizer_open(&tokenizer, from)) { die("--tokenizer %s", error_text()); }
     if (!encoder_open(&encoder, &tokenizer)) { die("--tokenizer %s: %s", from, error_text()); }
     // in the shards, the first token of a document is also the end of the one before it
     tokenizer_set_document_end(&tokenizer, tokenizer.begin_of_text);
-    if (given != NULL && !file_replace(path, tokenizer.data, tokenizer.bytes)) {
-        die("%s", error_text());
-    }
+    if (given != NULL) { or_die(file_replace(path, tokenizer.data, tokenizer.bytes)); }
     token_bytes = tokenizer.vocab <= 1 << 16 ? 2 : 4;
     for (int i = 0; i < 2; i++) {
         outputs[i].counts = calloc_or_die((size_t)tokenizer.vocab, sizeof(int64_t));

@@ -26,9 +26,8 @@ static const unsigned char *added_token(const Tokenizer *t, int i, int *id, int 
     return tokenizer_decode(t, *id, length);
 }
 
-static bool parse_file(Tokenizer *t, const char *path) {
+static bool read_header(Tokenizer *t, const char *path) {
     int32_t header[HEADER_INTS] = {0};
-    if (t->data == NULL) { return false; }
     if (t->bytes >= sizeof(header)) { memcpy(header, t->data, sizeof(header)); }
     if (header[0] != TOKENIZER_MAGIC) {
         return fail("%s: not a tokenizer.bin; ./tokenize makes one", path);
@@ -53,12 +52,24 @@ static bool parse_file(Tokenizer *t, const char *path) {
     }
     t->begin_of_text = header[6] > 0 ? header[6] - 1 : t->end_of_text;
     t->document_end = header[7] > 0 ? header[7] - 1 : t->end_of_text;
-    if (header[4] < 0 || header[4] >= CUT_COUNT) {
-        return fail("%s: cuts text in way %d; this program knows 0 to %d", path, header[4],
-                    CUT_COUNT - 1);
-    }
+    return (header[4] >= 0 && header[4] < CUT_COUNT) ||
+           fail("%s: cuts text in way %d; this program knows 0 to %d", path, header[4],
+                CUT_COUNT - 1);
+}
+
+// Whether the file has room for `count` entries of `size` bytes from byte `at` on.
+static bool has_room(const Tokenizer *t, const char *path, size_t at, int count, size_t size,
+                     const char *what) {
+    size_t room = (t->bytes - at) / size;
+    return (count >= 0 && (size_t)count <= room) ||
+           fail("%s: %d %s, room for %zu; it is damaged", path, count, what, room);
+}
+
+// Finds the tokens, the character ranges and the added tokens in the file, and checks them.
+static bool find_tables(Tokenizer *t, const char *path) {
+    const size_t begin = HEADER_INTS * sizeof(int32_t);
+    size_t end = begin;
     t->at = calloc_or_die((size_t)t->vocab, sizeof(size_t));
-    size_t end = sizeof(header);
     for (int id = 0; id < t->vocab; id++) {
         t->at[id] = end;
         if (end >= t->bytes || end + t->data[end] >= t->bytes) {
@@ -66,15 +77,12 @@ static bool parse_file(Tokenizer *t, const char *path) {
         }
         end += 1 + (size_t)t->data[end];
     }
-    t->fingerprint = (uint32_t)crc32_z(0, t->data + sizeof(header), end - sizeof(header));
-
-    size_t room = (t->bytes - end) / sizeof(CharacterRange);
-    if (t->num_ranges < 0 || (size_t)t->num_ranges > room) {
-        return fail("%s: %d ranges of characters, room for %zu; it is damaged", path, t->num_ranges,
-                    room);
-    }
+    t->fingerprint = (uint32_t)crc32_z(0, t->data + begin, end - begin);
     t->ranges_at = end;
     int64_t last = -1;
+    if (!has_room(t, path, end, t->num_ranges, sizeof(CharacterRange), "ranges of characters")) {
+        return false;
+    }
     for (int i = 0; i < t->num_ranges; i++) {
         CharacterRange r = range_at(t, i);
         if (r.first <= last || r.last < r.first || r.class_id >= CLASS_UNSTABLE + CLASS_COUNT) {
@@ -83,9 +91,8 @@ static bool parse_file(Tokenizer *t, const char *path) {
         last = r.last;
     }
     t->added_at = end + (size_t)t->num_ranges * sizeof(CharacterRange);
-    room = (t->bytes - t->added_at) / sizeof(int32_t);
-    if (t->num_added < 0 || (size_t)t->num_added > room) {
-        return fail("%s: %d added tokens, room for %zu; it is damaged", path, t->num_added, room);
+    if (!has_room(t, path, t->added_at, t->num_added, sizeof(int32_t), "added tokens")) {
+        return false;
     }
     for (int i = 0, id, length = 1; i < t->num_added; i++) {
         added_token(t, i, &id, &length);
@@ -98,7 +105,7 @@ bool tokenizer_open(Tokenizer *t, const char *path) {
     size_t size = 0;
     char *bytes = file_read(path, &size);
     *t = (Tokenizer){.data = (unsigned char *)bytes, .bytes = size};
-    if (parse_file(t, path)) { return true; }
+    if (bytes != NULL && read_header(t, path) && find_tables(t, path)) { return true; }
     tokenizer_close(t);
     return false;
 }
@@ -265,28 +272,15 @@ typedef struct {
     bool unstable;
 } Character;
 
-static Character character_of(const Encoder *e, int bytes, uint32_t code) {
-    const unsigned char held = e->class_of[code];
-    return (Character){bytes, (CharacterClass)(held % CLASS_COUNT), held >= CLASS_UNSTABLE};
-}
-
 // Returns the character at p. A byte that does not begin valid UTF-8 is a character by itself. At
 // the end of the text, the character has no bytes.
 static Character character_at(const Encoder *e, const unsigned char *p, const unsigned char *end) {
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    const Character stray = {1, CLASS_OTHER, false};
+    uint32_t code;
     if (p >= end) { return (Character){0, CLASS_OTHER, false}; }
-    if (*p < 0x80) { return character_of(e, 1, *p); }
-    int bytes = *p >= 0xf0 ? 4 : (*p >= 0xe0 ? 3 : 2);
-    if (*p < 0xc2 || *p > 0xf4 || end - p < bytes) { return stray; }
-    uint32_t code = *p & (0xffu >> (bytes + 1));
-    for (int i = 1; i < bytes; i++) {
-        if ((p[i] & 0xc0) != 0x80) { return stray; }
-        code = code << 6 | (p[i] & 0x3fu);
-    }
-    bool surrogate = code >= 0xd800 && code < 0xe000;
-    if (code < least[bytes] || code >= CODE_POINTS || surrogate) { return stray; }
-    return character_of(e, bytes, code);
+    int bytes = utf8_decode(p, end, &code);
+    if (bytes == 0) { return (Character){1, CLASS_OTHER, false}; }
+    const unsigned char held = e->class_of[code];
+    return (Character){bytes, (CharacterClass)(held % CLASS_COUNT), held >= CLASS_UNSTABLE};
 }
 
 // ---- words --------------------------------------------------------------------------------------

@@ -271,7 +271,7 @@ Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d) {
 void gemm(Gpu *gpu, Gemm g) {
     gpu_family(gpu, g.family);
     GemmPlan *plan = plan_for(gpu, &g);
-    if (plan == NULL) { die("%s", error_text()); }
+    or_die(plan != NULL);
     plan_point(plan, &g);
     BLAS_CHECK(plan_run(gpu, plan, &g));
 }

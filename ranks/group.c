@@ -84,15 +84,16 @@ static void set_option(int file, int level, int name, int value) {
     setsockopt(file, level, name, &value, sizeof(value)); // a failure here does no harm
 }
 
+static void set_timeout(int file, int name, double seconds) {
+    double whole = floor(seconds);
+    struct timeval most = {(time_t)whole, (suseconds_t)(1e6 * (seconds - whole))};
+    setsockopt(file, SOL_SOCKET, name, &most, sizeof(most));
+}
+
 // Sets the timeout of connect and send, and that of recv, in seconds. 0 means no timeout.
 static void set_timeouts(int file, double sends, double receives) {
-    struct timeval most[2];
-    for (int i = 0; i < 2; i++) {
-        double seconds = i == 0 ? sends : receives, whole = floor(seconds);
-        most[i] = (struct timeval){(time_t)whole, (suseconds_t)(1e6 * (seconds - whole))};
-    }
-    setsockopt(file, SOL_SOCKET, SO_SNDTIMEO, &most[0], sizeof(most[0]));
-    setsockopt(file, SOL_SOCKET, SO_RCVTIMEO, &most[1], sizeof(most[1]));
+    set_timeout(file, SO_SNDTIMEO, sends);
+    set_timeout(file, SO_RCVTIMEO, receives);
 }
 
 static void close_file(int *file) {

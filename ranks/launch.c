@@ -273,7 +273,7 @@ static void start_ranks(Ranks *r, int *listener) {
     sigset_t signals, old;
     if (r->group.local_ranks == r->group.ranks) {
         *listener = group_listen(r->rendezvous.host, &r->rendezvous.port);
-        if (*listener < 0) { die("%s", error_text()); }
+        or_die(*listener >= 0);
         uint64_t secret[2];
         if (getrandom(secret, sizeof(secret), 0) != sizeof(secret)) {
             die("no random numbers: %s", strerror(errno));

@@ -33,15 +33,15 @@ die() {
     exit 1
 }
 
-# Names each variable of the environment that is one of a recipe's but for a letter or the case. Another
-# letter makes a short name another word: DATE, CPUS.
+# Warns of environment variables that are a recipe's but for the case or for one letter. Names of fewer
+# than five letters with another letter are other words: DATE, CPUS.
 warn_of_near_misses() {
     local known pattern at name other
     while read -r known; do
         if [[ -v $known ]]; then continue; fi
         pattern=$known other='.?'
         if [[ ${#known} -lt 5 ]]; then other=; fi
-        for ((at = 0; at < ${#known}; at++)); do # another or none there, one more, two swapped
+        for ((at = 0; at < ${#known}; at++)); do # a letter replaced, left out, added, or two swapped
             pattern+="|${known:0:at}$other${known:at+1}|${known:0:at+1}.${known:at+1}"
             pattern+="|${known:0:at}${known:at+1:1}${known:at:1}${known:at+2}"
         done
@@ -118,8 +118,9 @@ count_nodes() {
     ranks=$((nodes * gpus))
 }
 
-# Makes the recipe's micro-batch smaller where the ranks' shares of the global batch need it. Where no
-# size does, no data are prepared. A size of the user's own stays: build() refuses it where it must be.
+# Makes the recipe's micro-batch smaller if the ranks can share the global batch only then. Ends if they
+# cannot share it at all, before data are prepared. A --micro-batch-size of the user's stays as it is;
+# check_options() refuses one that does not fit.
 share_batch() {
     local global micro fewer more at
     global=$(value_of global-batch-size "${training[@]}" "$@")
@@ -140,14 +141,14 @@ share_batch() {
     done
 }
 
-# Of a recipe that is called on several nodes one builds and prepares; the others wait here, and find
-# it done. Descriptor 9 holds the lock.
+# If a recipe runs on several nodes, one node builds and prepares; the others wait here until that is
+# done. Descriptor 9 holds the lock.
 alone() {
     mkdir -p "$root/run" && exec 9>>"$root/run/.recipe.lock" && flock 9 ||
         echo "going on without a lock: nothing keeps another recipe out"
 }
 
-# What is built must be this tree's. The trainer reads all options before data are prepared.
+# Builds the programs, and has the trainer check all options before data are prepared.
 build() {
     if [[ $smoke == 1 ]]; then
         make -s -C "$root" train_gpt tokenize make_corpus || die "the build failed"
@@ -158,8 +159,8 @@ build() {
     fi
 }
 
-# check_options ACTION ARGUMENTS: has the trainer read all options, before the restart loop begins, which
-# takes every failure for one that may pass.
+# check_options ACTION ARGUMENTS: has the trainer check all options. The restart loop would start a refused
+# command again.
 check_options() {
     local why
     build_command "${@:2}"
@@ -173,7 +174,7 @@ check_options() {
     }
 }
 
-# Says so if the data that are there are not made with the TOKENIZER of a user.
+# Prints a note if the data were not made with the user's TOKENIZER.
 note_tokenizer() {
     local json=${TOKENIZER:-}
     # shellcheck disable=SC2154 # the recipe sets tokenizer
@@ -185,7 +186,8 @@ note_tokenizer() {
             "(another DATA=DIR is made with it)"
 }
 
-# What was made of a user's own CHAT is compared with it; other data that are there are used.
+# Existing data are used as they are; but if the user gives CHAT, scripts/prepare_data checks that they
+# were made from it.
 prepare_data() {
     if compgen -G "$data/train_*.bin" >/dev/null && [[ ! -d $data/.work ]] &&
         [[ $smoke == 1 || -z ${CHAT:-} ]]; then
@@ -215,7 +217,7 @@ prepare_choices() { # the text that llm.c scores
     if [[ -e $data/hellaswag.bin ]]; then choices=$data/hellaswag.bin; fi
 }
 
-# Two blocks of bytes, six steps: every option of the recipe is still read. A start brings a model.
+# What SMOKE=1 trains: two blocks over bytes, for six steps. START has a model of its own.
 tiny_model=(--num-layers 2 --hidden-size 64 --num-attention-heads 4 --ffn-hidden-size 128
     --vocab-size 257)
 tiny_run=(--seq-length 64 --micro-batch-size 2 --global-batch-size 4 --train-iters 6
@@ -256,8 +258,8 @@ build_command() {
         if [[ " ${model[*]} " == *" llama"* ]]; then tiny+=(--num-query-groups 2); fi
         if [[ -n ${START:-} ]]; then tiny=(); fi
         options+=("${tiny[@]}" "${tiny_run[@]}" --tokenizer "$data/tokenizer.bin")
-    else
-        if [[ $launch == self ]]; then options+=(--gpus "$gpus"); fi
+    elif [[ $launch == self ]]; then
+        options+=(--gpus "$gpus")
     fi
     if [[ $precision == both ]]; then
         local name variant=("${fp8[@]}") # then the user's own FP8, which the variant's would override

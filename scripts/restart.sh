@@ -49,7 +49,8 @@ done
 [[ $failures -gt 0 ]] || die "--failures 0: must be at least 1"
 command -v "$1" >/dev/null || die "$1: no such program"
 
-# The values of an option in the command, in either spelling, one a line.
+# values --NAME COMMAND: prints the option's values in the command (--NAME VALUE or --NAME=VALUE), one a
+# line.
 values() {
     local name=$1 previous='' word
     shift
@@ -94,12 +95,12 @@ if [[ -z $(option --resume "$@") ]]; then
     refuse_resume "${configs[@]}"
 fi
 
-# The name of the newest checkpoint; nothing before the first.
+# Prints the name of the newest checkpoint; nothing if there is none.
 newest() {
     printf '%s\n' "$save"/step_* | sed 's,.*/,,' | grep -xE 'step_[0-9]{8,}' | sort -V | tail -n 1
 }
 
-# What tells it from another one of that name.
+# Prints the newest checkpoint's name, inode and time, because a later checkpoint may have the same name.
 moved() {
     local name
     name=$(newest)
@@ -114,9 +115,9 @@ pass_on() {
 # shellcheck disable=SC2064 # each signal has its own name in it
 for name in TERM INT USR1 USR2 HUP; do trap "pass_on $name" "$name"; done
 
-# The command is a process group of its own (-m), so that ^C comes from here, once. A signal ends
-# `wait` early, and so may one from just before it: the child has ended when it is no more. bash
-# remembers its status.
+# Runs a command and sets `status`. The command has a process group of its own (-m), so Ctrl-C reaches
+# it only through pass_on(), once. A signal ends `wait` early, even one that came just before. So `wait`
+# is repeated until the command has ended; bash remembers its exit status.
 run() {
     set -m
     "$@" &

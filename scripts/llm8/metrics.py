@@ -5,9 +5,6 @@ A Run has the valid records: after a resume at step N, the earlier records of st
 forgotten, and the steps done again take their place. The file may end in a torn line (a run in
 progress, or a killed one): that line is not read until it is complete. Lines that are not records
 are counted and passed over.
-
-Besides the records of metrics.c a "fp8" record may hold {"step", "tensors": {name: {"elements",
-"largest", "zero", "subnormal"}}}: FP8 codes of one step.
 """
 
 import fcntl
