@@ -293,9 +293,20 @@ def test_checkpoints_name_the_ends_of_answers():
         zeroed = content[:]
         zeroed[begin + token * width:begin + (token + 1) * width] = bytes(width)
         write("stops_1/model.safetensors", bytes(zeroed))
-        said = run("train_gpt", "--load", "stops_1", *trains, f"unseen_{token}").err
-        says(said, "!" * seen + f"warning: --load stops_1: the embedding of token {token}, which")
-        assert len(said.splitlines()) == (not seen), said
+        for words in ([*trains, f"unseen_{token}"], trains[:-1]): # with --save, and without
+            said = run("train_gpt", "--load", "stops_1", *words).err
+            warning = f"warning: --load stops_1: the embedding of token {token}, which"
+            says(said, "!" * seen + warning)
+            assert len(said.splitlines()) == (not seen), said
+    # a token that only the start's generation_config.json names says nothing of the template, but
+    # one that both name does
+    write("stops_1/generation_config.json", json.dumps({"eos_token_id": [1, 2]}))
+    for token, unseen in ((1, False), (2, True)):
+        zeroed = content[:]
+        zeroed[begin + token * width:begin + (token + 1) * width] = bytes(width)
+        write("stops_1/model.safetensors", bytes(zeroed))
+        said = run("train_gpt", "--load", "stops_1", *trains, f"named_{token}").err
+        assert ("warning" in said) == unseen, said
     # of the sources of a mixture all, and all that a pattern matches
     template = PLAIN.replace("<|im_end|>", "<|endoftext|>")
     other = make_tokenizer("stops_text", template)
@@ -781,7 +792,10 @@ def test_the_trainer_reads_the_masks():
                           if row["name"].startswith(split)) for split in ("train", "val")}
     assert f", {counted['train']:,} of them counted, " in result.out, result.out
     assert f", {counted['val']:,} of them counted, " in result.out
-    assert not result.err, result.err
+    assert result.err == "warning: the weights are random: no checkpoint is loaded (--load, " \
+        "--resume); --data with masks is for fine-tuning\n", result.err
+    said = run("train_gpt", *TINY, *DATA, "--train-iters", 1, "--load", "saved/latest").err
+    assert not said, said
     assert records("m.jsonl", "run")[0]["data_targets"] == counted["train"]
     one = records("m.jsonl", "step")
     assert all(0 < row["targets"] < 4 * 96 for row in one)

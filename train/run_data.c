@@ -190,6 +190,15 @@ static int count_unlisted(const Run *run, bool conversations) {
     return count;
 }
 
+bool run_is_masked(const Run *run) {
+    const Mixture *m = &run->train_data;
+    bool masked = m->count > 0;
+    for (const Dataset *data = m->data; data < m->data + m->count; data++) {
+        for (int i = 0; i < data->num_shards; i++) { masked &= data->sidecars[i].mask != NULL; }
+    }
+    return masked;
+}
+
 // Prints whether attention and positions restart at each document, and what marks the beginnings of
 // documents.
 static void announce_documents(const Run *run) {

@@ -18,6 +18,8 @@ void run_plan_data(Run *run);
 // Refuses data that different tokenizers made, and data that differ between ranks. Call it after
 // the data and the tokenizer are open.
 void run_check_data(Run *run);
+// Whether all training shards have masks, as conversations do.
+bool run_is_masked(const Run *run);
 // Whether attention or positions restart at each document, so that batches need `starts`.
 static inline bool run_resets(const Run *run) {
     return run->options.reset_attention_mask || run->options.reset_position_ids;

@@ -217,8 +217,8 @@ Companion run_read_companion(const char *path) {
 
 // Warns if a token that ends answers has an embedding of zeros in the weights that the run starts
 // from (--load). Base models have such embeddings for tokens that only models tuned from them use.
-// ends: a generation_config.json.
-static void warn_of_unseen(Run *run, const Companion *ends) {
+// ends: the generation_config.json of the data. Returns whether it has warned.
+static bool warn_of_unseen(Run *run, const Companion *ends) {
     const float ZERO = 1e-10f; // other embeddings are far larger
     int64_t width = run->config.channels, vocab = run->config.vocab;
     CLOSED(json_close) cJSON *json = json_parse(ends->bytes, ends->size);
@@ -229,26 +229,29 @@ static void warn_of_unseen(Run *run, const Companion *ends) {
         int64_t from = max64(1, begin); // where it is 0, the whole file would be checked
         if (token < 0 || token >= vocab) { continue; }
         // the run reads all weights later, and ends if they cannot be read
-        if (!checkpoint_weights(&run->start, &run->layout, from, begin + width, row)) { return; }
+        if (!checkpoint_weights(&run->start, &run->layout, from, begin + width, row)) { break; }
         bool zero = true;
         for (int64_t i = 0; i < begin + width - from; i++) { zero &= fabsf(row[i]) < ZERO; }
         if (zero) {
             warn("--load %s: the embedding of token %lld, which ends answers, is zero: this model "
                  "was not trained with the chat template; start from one that was",
                  run->options.load, (long long)token);
+            return true;
         }
     }
+    return false;
 }
 
 // Adds the tokens that end answers, which the generation_config.json beside conversations names,
-// to the one that is saved. A mixture's sources may name different tokens.
+// to the one that is saved, and warns if one was never trained. A mixture's sources may name
+// different tokens.
 static void add_ends(Run *run) {
     Companion *saved = &run->saves.companions[SAVED_GENERATION_CONFIG];
     const Companion *config = &run->saves.start_config;
     char path[PATH_LENGTH];
     TokenFile shard;
     const Options *o = &run->options;
-    bool added = false;
+    bool warned = o->load[0] == '\0' || o->resumes;
     FREED Source *sources = NULL;
     CLOSED(globfree) glob_t files = {0};
     int count = read_sources(o, &sources);
@@ -265,23 +268,21 @@ static void add_ends(Run *run) {
         }
         Companion ends = run_read_companion(path);
         if (ends.bytes == NULL) { continue; }
+        warned = warned || warn_of_unseen(run, &ends);
         char *text = hf_add_ends(saved->bytes, saved->size, config->bytes, config->size, ends.bytes,
                                  ends.size);
         free(ends.bytes);
         if (text == NULL) { continue; }
         free(saved->bytes);
         *saved = (Companion){text, strlen(text)};
-        added = true;
     }
-    if (added && o->load[0] != '\0' && !o->resumes) { warn_of_unseen(run, saved); }
 }
 
 // Reads the files that go into every checkpoint, so that a checkpoint needs no other files:
 // - the tokenizer;
 // - Hugging Face's files for the tokenizer, such as PREFIX_tokenizer.json beside
 //   PREFIX_tokenizer.bin; for the byte tokenizer, this program makes them;
-// - the generation_config.json of the checkpoint that the run starts from, with the tokens that end
-//   answers in the data (add_ends).
+// - the generation_config.json of the checkpoint that the run starts from; add_ends adds to it.
 // Also reads that checkpoint's config.json.
 static void read_companions(Run *run) {
     const Options *o = &run->options;
@@ -296,7 +297,6 @@ static void read_companions(Run *run) {
     if (run->tokenizer.vocab == 0) { return; }
     saved[SAVED_TOKENIZER] = (Companion){malloc_or_die(run->tokenizer.bytes), run->tokenizer.bytes};
     memcpy(saved[SAVED_TOKENIZER].bytes, run->tokenizer.data, run->tokenizer.bytes);
-    add_ends(run);
     bool known = true;
     for (int i = SAVED_TOKENIZER_JSON; i <= SAVED_CHAT_TEMPLATE && known; i++) {
         if (file_beside(path, o->tokenizer, companion_names[i])) {
@@ -335,5 +335,7 @@ void run_open_tokenizer(Run *run) {
                "--vocab-size %d\n",
                vocab, tokens, o->tokenizer, tokens);
     }
-    if (options_save(o) && run->group.rank == 0) { read_companions(run); }
+    if (run->group.rank > 0) { return; }
+    if (options_save(o)) { read_companions(run); }
+    if (options_train(o) && tokens > 0) { add_ends(run); }
 }

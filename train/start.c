@@ -233,8 +233,9 @@ static void start_anew(Run *run) {
         printf("starting from the weights of %s%s\n", c->path,
                c->options != NULL ? ""
                                   : " (it has no checksums: names, shapes and values are checked)");
-    } else if (!options_train(o) && run->group.rank == 0) {
-        warn("the weights are random: no checkpoint is loaded (--load, --resume)");
+    } else if (run->group.rank == 0 && (!options_train(o) || run_is_masked(run))) {
+        warn("the weights are random: no checkpoint is loaded (--load, --resume)%s",
+             options_train(o) ? "; --data with masks is for fine-tuning" : "");
     }
 }
 
