@@ -362,6 +362,9 @@ void run_plan_data(Run *run) {
             ok = loader_batch(&loader, 0, WINDOWS, data->windows, inputs, targets, NULL);
         }
         if (!ok) { die_of_data(o, data_options[i]); }
+        for (int s = 0; s < m->count; s++) {
+            warn_of_missing(run, data_options[i], &m->sources[s], &m->data[s]);
+        }
     }
     run_open_tokenizer(run);
     check_fingerprints(run);

@@ -742,8 +742,9 @@ def report(output, manifest, vocabulary):
         print(f"each text {' and '.join(around)}" + turn *
               f"; {vocabulary.end_of_text_name} (eos_token) ends a turn of the chat template")
     if counts["val"] < FEW_TOKENS and (settings["valid_fraction"] or settings["valid_sources"]):
-        print(f"note: {counts['val']:,} tokens are few for a validation loss; a larger "
-              "--valid-fraction takes more, --valid other text")
+        left = f"{counts['val']:,} tokens are few" if counts["val"] else "no tokens are left"
+        print(f"note: {left} for a validation loss; a larger --valid-fraction takes more, --valid "
+              "other text")
     print(f"tokenizer {settings['tokenizer']}, vocabulary {manifest['vocabulary']}; "
           f"{manifest['seconds']} s; {os.path.join(output, 'manifest.json')}")
     options = ["--data", f"{output}/train_*.bin"]
