@@ -778,6 +778,20 @@ def test_tensorboard_keeps_what_is_of_another_run():
     assert re.fullmatch("seed-1 seed-1-[0-9a-f]{12}", " ".join(held)), held
 
 
+def test_names_need_not_be_utf8():
+    """As a folder's in Latin-1, which Python holds as halves of surrogate pairs."""
+    latin = os.fsdecode(b"l\xe4tin")
+    runs = [whole_run(f"{latin}/{name}", [2.0] * 5, data=f"{latin}/d.bin") for name in "ab"]
+    comparison = judge.judge(judge.Comparison(
+        [judge.Variant(run.name, [run]) for run in runs], judge.Limits()))
+    report.write(comparison, latin)
+    for name in ("report.md", "report.html"):
+        assert b"l\xe4tin/d.bin" in check.read(f"{latin}/{name}"), name
+    board = boards.TensorBoard("tb", metrics.Run(f"{latin}/a", "a"))
+    board.writer.close()
+    same(len(os.listdir("tb/a")), 1)
+
+
 def test_what_is_passed_over_is_named():
     good = [{**start(), "ranks": 2}, step_record(1), step_record(2)]
     for record, expected in (

@@ -44,7 +44,7 @@ class TensorBoard:
         """Replaces what an earlier monitor wrote of this run, because all records are read again.
         If another run with this name has a folder, this run gets a folder with another name."""
         self.last, self.now = 0, 0.0
-        key = hashlib.sha1(os.path.abspath(self.run.path).encode()).hexdigest()[:12]
+        key = hashlib.sha1(os.fsencode(os.path.abspath(self.run.path))).hexdigest()[:12]
         folder, suffix = os.path.join(self.where, self.run.name), f".{key}{SUFFIX}"
         if any(not path.endswith(suffix) for path in
                glob.glob(os.path.join(glob.escape(folder), "*" + SUFFIX))):

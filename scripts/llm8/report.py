@@ -277,8 +277,10 @@ def write(comparison, folder, commands=()):
                       parse_constant=lambda _: None) # JSON has no NaN
     texts = {"report.md": "\n\n".join(blocks) + "\n", "report.html": page(blocks, drawn),
              "report.json": json.dumps(held, indent=1)}
+    texts = {name: text.encode(errors="surrogateescape") # names of files may be no UTF-8
+             for name, text in texts.items()}
     os.makedirs(folder, exist_ok=True)
-    for name, data in (drawn | {name: text.encode() for name, text in texts.items()}).items():
+    for name, data in (drawn | texts).items():
         write_durably(os.path.join(folder, name), [data])
 
 
