@@ -669,11 +669,14 @@ static bool has_features(const cJSON *json, const cJSON *rope, int family) {
 }
 
 // Refuses a model in which any layer has sliding-window attention; transformers' rules say which
-// layers have it. layers: the list of the layers' kinds of attention; NULL: there is no list.
-static bool has_no_windows(const cJSON *json, const cJSON *layers, int family) {
+// layers have it. items: the values of `keys`.
+static bool has_no_windows(const cJSON *json, const cJSON *const items[KEYS], int family,
+                           const Options *o) {
     static const char lacks[] = "is not supported: what is missing is attention within a window";
-    const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, "sliding_window"), *layer;
-    bool qwen = family == QWEN2 || family == QWEN3;
+    // the value null differs from a missing key
+    const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, keys[WINDOW].key), *layer;
+    const cJSON *layers = items[LAYERS], *before = items[MAX_WINDOW];
+    bool qwen = family == QWEN2 || family == QWEN3, used = cJSON_IsTrue(items[USE_WINDOW]);
     if (family == GPT2) { return true; }
     cJSON_ArrayForEach(layer, layers) {
         const char *name = cJSON_GetStringValue(layer);
@@ -683,12 +686,9 @@ static bool has_no_windows(const cJSON *json, const cJSON *layers, int family) {
     }
     if (cJSON_GetArraySize(layers) > 0 && family != MISTRAL) { return true; }
     if (window == NULL ? family == LLAMA : cJSON_IsNull(window)) { return true; }
-    bool used = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "use_sliding_window"));
-    int layers_before = (int)json_number(json, "max_window_layers", 28);
-    if (qwen && (!used || layers_before >= (int)json_number(json, "num_hidden_layers", 0))) {
-        return true;
-    }
-    return fail("sliding_window %g %s", json_number(json, "sliding_window", 4096), lacks);
+    int layers_before = before != NULL ? (int)before->valuedouble : 28;
+    return (qwen && (!used || layers_before >= o->num_layers)) ||
+           fail("sliding_window %g %s", json_number(json, keys[WINDOW].key, 4096), lacks);
 }
 
 static bool fail_family(const cJSON *json, const char *type) {
@@ -748,7 +748,7 @@ static bool read_config(const cJSON *json, Options *o) {
         o->kv_channels = family == QWEN3 ? QWEN3_HEAD : o->hidden_size / o->num_attention_heads;
     }
     if (o->ffn_hidden_size == 0) { o->ffn_hidden_size = 4 * o->hidden_size; }
-    return has_features(json, rope, family) && has_no_windows(json, items[LAYERS], family) &&
+    return has_features(json, rope, family) && has_no_windows(json, items, family, o) &&
            options_set(o, SOURCE_CHECKPOINT, "seq-length %d",
                        (int)min64(o->max_position_embeddings, LONGEST_SEQUENCE));
 }

@@ -226,12 +226,6 @@ static bool plan_algorithm(Gpu *gpu, GemmPlan *p) {
     return true;
 }
 
-static cublasStatus_t plan_run(Gpu *gpu, const GemmPlan *p, const Gemm *g) {
-    const void *c = g->c != NULL ? g->c : g->d;
-    return cublasLtMatmul(gpu->blas, p->op, &g->alpha, g->b, p->a, g->a, p->b, &g->beta, c, p->d,
-                          g->d, p->d, &p->algo, gpu->workspace, gpu->workspace_bytes, gpu->stream);
-}
-
 static GemmPlan *plan_for(Gpu *gpu, const Gemm *g) {
     GemmCache *cache = cache_of(gpu);
     GemmPlan p = {.key = key_of(g)};
@@ -270,8 +264,11 @@ Gemm gemm_plain(int m, int n, int k, const Bf16 *a, const Bf16 *b, void *d) {
 
 void gemm(Gpu *gpu, Gemm g) {
     gpu_family(gpu, g.family);
-    GemmPlan *plan = plan_for(gpu, &g);
-    or_die(plan != NULL);
-    plan_point(plan, &g);
-    BLAS_CHECK(plan_run(gpu, plan, &g));
+    GemmPlan *p = plan_for(gpu, &g);
+    or_die(p != NULL);
+    plan_point(p, &g);
+    const void *c = g.c != NULL ? g.c : g.d;
+    BLAS_CHECK(cublasLtMatmul(gpu->blas, p->op, &g.alpha, g.b, p->a, g.a, p->b, &g.beta, c, p->d,
+                              g.d, p->d, &p->algo, gpu->workspace, gpu->workspace_bytes,
+                              gpu->stream));
 }

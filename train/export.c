@@ -82,8 +82,8 @@ void run_export(Run *run) {
     const TensorEntry *edges = NULL; // an FP8 weight whose last blocks are smaller than the others
     check_model(run);
     int files = 0, count = hf_tensors(&run->layout, dtype, NULL, &tensors);
-    FREED int *starts = calloc_or_die((size_t)count + 1,
-                                      sizeof(int)); // the first tensor of each file
+    // the first tensor of each file
+    FREED int *starts = calloc_or_die((size_t)count + 1, sizeof(int));
     double filled = 0, total = 0, limit = o->export_shard_gb * 1e9;
     for (int i = 0; i < count; i++) {
         const TensorEntry *t = &tensors[i];
@@ -132,5 +132,5 @@ void run_export(Run *run) {
     }
     printf("%s: %s, %s in %d file%s\n", folder,
            o->export_fp8 ? "linear layers in FP8, all else in BF16" : "BF16",
-           format_bytes(size, total), files, files > 1 ? "s" : "");
+           format_bytes(size, total), files, plural(files));
 }

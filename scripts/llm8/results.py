@@ -43,7 +43,6 @@ JOB = "llama-3-8b-finetune" # a model of scripts/bench: the recipe's job on four
 MODELS = {"gpt2-124m": "GPT-2 124M", "gpt2-1558m": "GPT-2 1558M", "llama-1b": "Llama 1B",
           "llama-3-8b": "Llama 3 8B", JOB: "Llama 3 8B fine-tuning", "qwen2.5-7b": "Qwen2.5 7B",
           "qwen2.5-14b": "Qwen2.5 14B"}
-LEAST, FRONT = estimate.LEAST, ("BF16", "FP8", "FP8, FP8 head")
 NAMES = {"fp32": "FP32", "bf16": "BF16", "8bit": "8-bit", "gpt2": "GPT-2", "llama": "Llama",
          "adamw": "AdamW", "muon": "Muon"}
 VARIANTS = {"head": "FP8, FP8 head", "ends": "the same, first and last block in BF16",
@@ -63,12 +62,20 @@ def read_report(path):
     return held
 
 
+def words_of(precision):
+    """Returns a name in estimate.PRECISIONS as the tables show it, such as "FP8, FP8 head"."""
+    name = precision.replace("-head", ", FP8 head").replace("-", " ")
+    return name[:4].upper() + name[4:]
+
+
 def name_of(r):
     """Returns a record's precision as the tables show it, with recipe and unusual options."""
     if "lm_head" not in r:
         return r["precision"]
-    name = estimate.precision_of(r).replace("-head", ", FP8 head").replace("-", " ")
-    return name[:4].upper() + name[4:] + (r["arguments"] and f", {r['arguments']}")
+    return words_of(estimate.precision_of(r)) + (r["arguments"] and f", {r['arguments']}")
+
+
+LEAST, FRONT = estimate.LEAST, tuple(map(words_of, estimate.FRONT))
 
 
 def kind_of(r):
