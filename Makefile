@@ -76,7 +76,7 @@ $(BUILD)/plain/%.c.o: %.c $(BUILD)/c.flags
 # packages may be missing. Expanded here, where no target adds flags of its own.
 FLAGS := $(CC) $(CXX) $(CFLAGS) $(NATIVE) $(filter-out -Werror,$(BASE)) $(LDLIBS)
 $(BUILD)/c.flags: FORCE
-	@echo '$(FLAGS)' | cmp -s - $@ || { CC='$(CC)' scripts/packages.sh make && \
+	@echo '$(FLAGS)' | cmp -s - $@ || { CC='$(CC)' CFLAGS='$(CFLAGS)' scripts/packages.sh make && \
 	    mkdir -p $(@D) && echo '$(FLAGS)' >$@; }
 
 quickstart:
@@ -242,7 +242,7 @@ JOBS ?= $(shell nproc) # test programs at the same time
 
 .PHONY: run-tests
 test: # another make, which sees a C++ compiler that has just been installed
-	@CC='$(CC)' scripts/packages.sh --install --tests 'make test'
+	@CC='$(CC)' CFLAGS='$(CFLAGS)' scripts/packages.sh --install --tests 'make test'
 	@$(MAKE) --no-print-directory run-tests
 run-tests: $(PROGRAMS) $(BUILD)/asan/train_gpt $(BUILD)/asan/fuzz \
       $(STANDIN_TRAINERS) $(BUILD)/plain/logits_tool $(BUILD)/plain/compare_tensors \

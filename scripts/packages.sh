@@ -2,7 +2,7 @@
 # Which of Debian's packages are missing for building, and the one command that installs them:
 #   scripts/packages.sh [--install] [--tests] WHAT   WHAT is to be typed again afterwards
 # --install: as root, installs them. --tests: those too without which a part of the tests is
-# skipped. CC and BLAS are as in the Makefile.
+# skipped. CC and CFLAGS are the Makefile's.
 set -u
 case " $* " in *' --help '* | *' -h '*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
 root=no tests=no
@@ -14,13 +14,13 @@ while [ $# -gt 1 ]; do
     shift
 done
 again=${1:-make}
+compiler="${CC:-cc} ${CFLAGS:-}" # several words, as "ccache gcc -O3"
 
 has_header() {
-    echo "#include <$1>" | ${CC:-cc} -E -x c - >/dev/null 2>&1
+    echo "#include <$1>" | $compiler -E -x c - >/dev/null 2>&1
 }
 
 needed() {
-    compiler=${CC:-cc} # it may be several words, as "ccache gcc"
     command -v "${compiler%% *}" >/dev/null || echo gcc
     command -v make >/dev/null || echo make
     has_header stdlib.h || echo libc6-dev

@@ -136,6 +136,10 @@ test_missing_packages_are_named() {
     expect_status 0 env PATH="$path" CC=no-headers "$root/scripts/packages.sh" make
     is "$(<log)" '' # nothing is missing
     rm bin/id bin/apt-get bin/sleep
+    # libraries that a user has built in the home folder
+    printf '#!/bin/sh\ncase " $* " in *" -I/home/include "*) exec compiler "$@" ;; esac; exit 1\n' >bin/at-home
+    chmod +x bin/at-home
+    PATH=$path expect_status 0 make -C tree CC=at-home CFLAGS='-O3 -I/home/include' || fail
 }
 
 # A machine without make, g++, git and Python, and with no right to install.
