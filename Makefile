@@ -58,7 +58,7 @@ endif
 
 all: $(PROGRAMS)
 
-help: # what stands at the top of this file
+help: # prints the comment at the top of this file
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 train_gpt: $(call objects,plain,train_gpt.c $(COMMON) $(CPU))
@@ -72,8 +72,8 @@ $(BUILD)/plain/%.c.o: %.c $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NATIVE) $(BASE) -MMD -MP -c $< -o $@
 
-# What objects are built with, besides their sources. The file changes when that does, and then
-# packages may be missing. Expanded here, where no target adds flags of its own.
+# The compilers and flags of all objects. If they change, the file changes, so that all objects are built
+# again; packages may be missing then. Expanded here, because targets below add flags of their own.
 FLAGS := $(CC) $(CXX) $(CFLAGS) $(NATIVE) $(filter-out -Werror,$(BASE)) $(LDLIBS)
 $(BUILD)/c.flags: FORCE
 	@echo '$(FLAGS)' | cmp -s - $@ || { CC='$(CC)' CFLAGS='$(CFLAGS)' scripts/packages.sh make && \
@@ -153,8 +153,8 @@ bench:
 # ---- tests: every test/test_NAME.c is a program --------------------------------------------------
 
 SANITIZE := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-# half the time of the programs that compute much, for a second of compilation; tests themselves take
-# longer to compile than to run
+# -O2 halves the time of programs that compute much, and costs a second of compilation. The tests
+# themselves take longer to compile than to run.
 $(call objects,asan,$(CPU)) $(call objects,fuzzer,$(CPU)): SANITIZE += -O2
 $(BUILD)/asan/test/%.c.o: private SANITIZE += -O0
 $(BUILD)/plain/test/%.c.o: private CFLAGS := -O1
@@ -174,12 +174,12 @@ $(ASAN_TESTS): $(BUILD)/asan/%: $(BUILD)/asan/test/%.c.o $(call objects,asan,$(L
 $(BUILD)/asan/train_gpt: $(call objects,asan,train_gpt.c $(COMMON) $(CPU))
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS)
 
-# what the comparisons with transformers read our logits with
+# prints our logits, for the comparisons with transformers
 $(BUILD)/plain/logits_tool: $(call objects,plain,test/logits_tool.c $(LIBRARY))
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
-# the library under the fuzzer reports which code an input reaches; without -march=native, so that
-# the fuzzer runs elsewhere too
+# The library reports to the fuzzer which code an input reaches. Without -march=native, so that the
+# fuzzer also runs on other machines.
 FUZZED := $(COMMON:%.c=$(BUILD)/fuzz/%.c.o)
 FUZZER := $(call objects,fuzzer,test/fuzz.c test/fuzz_targets.c $(CPU))
 $(BUILD)/fuzz/%.c.o: %.c $(BUILD)/c.flags
@@ -192,7 +192,7 @@ $(BUILD)/asan/fuzz: $(FUZZER) $(FUZZED)
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) $(BASE) $^ -o $@ $(LDLIBS) -Wl,--wrap=die,-rpath,'$$ORIGIN'
 
-# what it finds is left in build/fuzz/folder
+# inputs at which a program fails are left in build/fuzz/folder
 fuzz: SECONDS ?= 60
 fuzz: JOBS ?= $(shell nproc)
 fuzz: RUNS ?= 1000000000000
@@ -217,8 +217,8 @@ $(BUILD)/plain/compare_tensors: $(call objects,plain,test/compare_tensors.c \
                                   checkpoints/safetensors.c base/io.c base/host.c base/common.c)
 	$(CC) $(CFLAGS) $(BASE) $^ -o $@ $(LDLIBS)
 
-# All run under the sanitizers. Those whose results depend on how the compiler orders and fuses
-# arithmetic also run as users' programs are built.
+# All tests run under the sanitizers. Tests whose results depend on how the compiler orders and fuses
+# arithmetic also run with the flags of users' programs.
 ARITHMETIC := cpu cpu_gemm fp8 gemm model muon train_gpt train_precision train_steps
 TEST_PROGRAMS := $(ARITHMETIC:%=$(BUILD)/plain/test_%) $(ASAN_TESTS)
 SHELL_TESTS := $(wildcard test/test_*.sh) $(wildcard test/*_tests.py)
@@ -235,8 +235,8 @@ CUDNN_TESTS := $(BUILD)/plain/cudnn_plans
 endif
 # the longest first, so that no core waits at the end
 ALL_TESTS := $(SHELL_TESTS) $(TEST_PROGRAMS) $(STANDIN_TESTS) $(EMULATED_TESTS) $(CUDNN_TESTS) $(BUILD)/asan/fuzz
-# Those that wait for time limits to pass, and sleep most of the time: the others' computation would
-# make other limits pass. The shortest and the longest first.
+# Tests that sleep most of the time, until a time limit has passed. They run by themselves, because
+# beside tests that compute, other time limits would pass too. The shortest and the longest first.
 TIMED_TESTS := $(foreach test,watch rendezvous ranks_trouble.sh ranks_train.sh,$(filter %/test_$(test),$(ALL_TESTS)))
 JOBS ?= $(shell nproc) # test programs at the same time
 
@@ -262,7 +262,8 @@ GEMM_ON_STANDIN := kernels/gemm.c kernels/gpu.c \
                    $(addprefix test/standin/,matmuls.c values.c cuda_runtime.c)
 GPU_ON_STANDIN := $(filter-out kernels/attention%,$(GPU_C)) \
                   $(filter-out %/nccl.c %/driver.c,$(wildcard test/standin/*.c))
-# variables that nobody has set hold 0xfe, never by luck 0 (gcc 12, clang 8)
+# variables that are never set hold 0xfe, so that no test passes because they happen to be 0 (gcc 12,
+# clang 8)
 UNSET := -ftrivial-auto-var-init=pattern
 UNSET := $(shell $(CC) $(UNSET) -E -x c /dev/null >/dev/null 2>&1 && echo $(UNSET))
 STANDIN_H := -isystem test/standin -DGEMM_WORKSPACE_BYTES=4096 -DRESTORE_PIECE=16384

@@ -38,7 +38,7 @@ BEGIN_C
 // Decodes the UTF-8 character at the beginning of text..end, which is not empty. Returns how many
 // bytes it has, or 0 if it is not valid.
 static inline int utf8_decode(const unsigned char *text, const unsigned char *end, uint32_t *code) {
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; // of characters of so many bytes
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; // the least code of each length
     int bytes = *text < 0x80 ? 1 : *text < 0xe0 ? 2 : *text < 0xf0 ? 3 : 4;
     if ((*text >= 0x80 && *text < 0xc0) || *text > 0xf4 || end - text < bytes) { return 0; }
     *code = bytes == 1 ? *text : *text & (0xffu >> (bytes + 1));

@@ -643,19 +643,18 @@ static bool read_array(const SafeTensors *st, int kind, int64_t at, int64_t n, f
     }
     if (!coded) { return safetensors_read_floats(st, e, at, n, floats); }
     int64_t first = at / MOMENT_BLOCK, blocks = (at + n - 1) / MOMENT_BLOCK - first + 1;
-    bool decodes = floats != NULL;
-    if (decodes) {
-        codes = malloc_or_die((size_t)n);
-        scales = malloc_or_die((size_t)blocks * sizeof(uint16_t));
+    FREED uint8_t *own_codes = floats != NULL ? malloc_or_die((size_t)n) : NULL;
+    FREED uint16_t *own_scales = floats != NULL ? malloc_or_die((size_t)blocks * sizeof(*scales))
+                                                : NULL;
+    if (floats != NULL) { codes = own_codes, scales = own_scales; }
+    if (!safetensors_read(st, e, at, n, codes) || !read_scales(st, kind, first, blocks, scales)) {
+        return false;
     }
-    bool ok = safetensors_read(st, e, at, n, codes) && read_scales(st, kind, first, blocks, scales);
-    if (decodes) {
-        Moment which = kind == STATE_EXP_AVG ? MOMENT_FIRST : MOMENT_SECOND;
-        if (ok) { moment_decode(floats, which, codes, scales, (int)(at % MOMENT_BLOCK), n); }
-        free(codes);
-        free(scales);
+    Moment which = kind == STATE_EXP_AVG ? MOMENT_FIRST : MOMENT_SECOND;
+    if (floats != NULL) {
+        moment_decode(floats, which, codes, scales, (int)(at % MOMENT_BLOCK), n);
     }
-    return ok;
+    return true;
 }
 
 bool checkpoint_read(const Checkpoint *c, int array, int64_t begin, int64_t end, float *floats,

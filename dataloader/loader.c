@@ -12,7 +12,8 @@
 
 // ---- files of numbers ---------------------------------------------------------------------------
 
-// Reads a file's header; that of llm.c's shards of Llama 3's tokens as ours of such a shard.
+// Reads a file's header. If the file is one of llm.c's shards of Llama 3's tokens, the header is
+// changed to that of our shards.
 static bool read_header(TokenFile *f, TokenFileKind kind) {
     if (!file_read_at(f->file, f->path, f->header, sizeof(f->header), 0)) { return false; }
     if (kind.magic == SHARD_MAGIC && f->header[0] == LLAMA3_MAGIC && f->header[1] == 7) {

@@ -288,7 +288,7 @@ LIKE_SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>\s]+[|\uff5c]>")  # texts such 
 GENERATES = re.compile(r"{%[-+]?\s*generation\b")
 
 
-# what templates are rendered in, as by transformers
+# templates are rendered in this environment, as in transformers
 ENVIRONMENT = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
 ENVIRONMENT.filters["tojson"] = as_json

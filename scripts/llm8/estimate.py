@@ -28,7 +28,8 @@ PRECISIONS = {
 LEAST, FRONT = ("gpt2-124m", "llama-1b"), ("bf16", "fp8", "fp8-head")
 KEYS = ("model", "gpus", "precision", "recipe", "lm_head", "tokens_per_s", "tflops", "date",
         "micro_batch", "seq_length", "machine")
-TOO_SMALL = 20 # no speed for a model of so many times fewer FLOPs a token than a measured one
+# no speed is given for a model if a measured one has more than this many times its FLOPs a token
+TOO_SMALL = 20
 # the share of the blocks' work that is done twice. activations: a third of the time of norms and
 # activations (1% to 9% by the records). block: most of the forward pass, a third of the work
 RECOMPUTED = {"none": 0, "activations": 0.04, "block": 0.25}
@@ -93,7 +94,7 @@ def json_lines(path, needed):
 def gpus_of_records(records):
     """Returns the kinds of GPU, those with the most records first."""
     counted = collections.Counter(record["machine"]["gpu"] for record in records)
-    return [gpu for gpu, _ in counted.most_common()]
+    return sorted(counted, key=counted.get, reverse=True)
 
 
 def read_records(path, device):

@@ -86,9 +86,12 @@ def make_tasks(program, variants, seeds, common, folder):
     refuse_ours(common, "after --")
     if len({name for name, _ in variants}) < len(variants):
         environment.die("--variant: each needs a name of its own")
+    stronger = names_in(common)  # options that a variant's --config cannot set
+    if "bf16" in stronger:
+        stronger.add("fp8-format")
     for name, words in variants:
         refuse_ours(words, f"--variant {name}")
-        if hidden := sorted(names_in_configs(words) & names_overridden(common)):
+        if hidden := sorted(names_in_configs(words) & stronger):
             environment.warn(f"--variant {name}: what follows -- overrides its --config's "
                              + ", ".join(f"--{option}" for option in hidden))
     return [Task(name, seed, os.path.join(folder, name, f"seed-{seed}"),
@@ -111,12 +114,6 @@ def names_in(words):
     """Returns the names of the options among the words."""
     return {word.split("=")[0].removeprefix("--").removeprefix("no-") for word in words
             if word.startswith("--")}
-
-
-def names_overridden(words):
-    """Returns the names of the options that a config file cannot set beside `words`."""
-    names = names_in(words)
-    return names | ({"fp8-format"} if "bf16" in names else set())
 
 
 def own_words(words, common):

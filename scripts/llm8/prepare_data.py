@@ -470,8 +470,8 @@ def publish(output, work, vocabulary, manifest):
     for name, _, _ in files_of(manifest):
         os.rename(os.path.join(work, name), os.path.join(output, name))
     before, after = (manifest["settings"][key] for key in OF_TEXTS)
-    # a text begins with what stands before it, else after the text before it; and ends with what
-    # stands after it, else before the next text
+    # the token at which a document begins: the last one of --before, else of --after; the token at
+    # which it ends: the last one of --after, else of --before
     bounds = ([vocabulary.document_end, *held][-1] for held in (after + before, before + after)) \
         if manifest["window"] == 1 else ()
     files = [("tokenizer.bin", vocabulary.tokenizer_bin(*bounds)),

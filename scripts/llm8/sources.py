@@ -234,7 +234,7 @@ def open_lines(path):
             raise EOFError("the file is empty")
         return gzip.open(path, "rb")
     if ending_of(path).endswith(".zst"):
-        # with a window as large as it has, as of large files that zstd --long=31 has packed
+        # allows the largest window, which files packed with zstd --long=31 need
         largest = zstd.DecompressionParameter.window_log_max
         return zstd.open(path, options={largest: largest.bounds()[1]})
     return open(path, "rb")
