@@ -111,7 +111,7 @@ static int threads; // 0: threads_divide has not been called
 void threads_divide(int processes) {
     enum { THREADS_MAX = 4096 }; // with 100,000 threads OpenMP's library overruns the stack
     const char *wanted = getenv("OMP_NUM_THREADS");
-    bool given = wanted != NULL && wanted[0] != '\0';
+    bool given = wanted != NULL && atoi(wanted) > 0; // else OpenMP's library ignores it
     threads = omp_get_max_threads();
     if (given && threads <= THREADS_MAX) { return; }
     if (given) {

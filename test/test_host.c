@@ -88,6 +88,14 @@ TEST(processes_of_a_host_divide_its_cores) {
     omp_set_num_threads(7);
     threads_divide(2);
     CHECK_EQUAL(omp_get_max_threads(), 7);
+    // no number of threads: OpenMP's library has taken all cores
+    static const char *const none[] = {"", "0", "-1", "auto"};
+    for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++) {
+        setenv("OMP_NUM_THREADS", none[i], 1);
+        omp_set_num_threads(7);
+        threads_divide(1000000);
+        CHECK_EQUAL(omp_get_max_threads(), 1);
+    }
 }
 
 static bool note_thread(void *ids, int64_t i) {
