@@ -9,7 +9,7 @@
 # Where nvidia-smi shows a GPU and nvcc is there, the GPU trainer does it.
 set -u
 case " $* " in *' --help '* | *' -h '*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$(readlink -f "$0")")/.." || exit 1
 unset MAKEFLAGS MFLAGS # the jobs of the make that calls this script are not ours to share
 
 folder=run/quickstart

@@ -23,6 +23,7 @@
 # data_options=() of scripts/prepare_data, default_precision and adapt() (once the GPUs are counted),
 # then calls recipe "$@".
 set -u
+if [ -n "${BASH_VERSION:-}" ]; then set +o posix; else exec bash "$0" "$@"; fi # as of `sh FILE`
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$scripts")
 data_options=() choices=

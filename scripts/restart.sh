@@ -12,6 +12,8 @@
 # on. Its exit status is the last run's. On several machines each rank, or each --gpus, has a loop of
 # its own: when one rank fails all end, and all connect again, within --distributed-timeout.
 set -u
+# as `sh FILE` runs it: another shell, or bash in its POSIX mode, whose `wait` forgets a status
+if [ -n "${BASH_VERSION:-}" ]; then set +o posix; else exec bash "$0" "$@"; fi
 
 failures=3
 pause=5

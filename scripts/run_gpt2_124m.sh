@@ -5,9 +5,9 @@
 # are not tried.
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$(readlink -f "$0")")
-if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
+if [ ! -e "$here/recipe.sh" ]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
 # shellcheck source=scripts/recipe.sh
-source "$here/recipe.sh"
+. "$here/recipe.sh"
 
 name=gpt2_124m
 data_set=fineweb

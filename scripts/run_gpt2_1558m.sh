@@ -2,9 +2,9 @@
 # GPT-2 1558M (XL) from nothing, on 33.6 billion tokens of FineWeb-Edu, as llm.c reproduced it.
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$(readlink -f "$0")")
-if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
+if [ ! -e "$here/recipe.sh" ]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
 # shellcheck source=scripts/recipe.sh
-source "$here/recipe.sh"
+. "$here/recipe.sh"
 
 name=gpt2_1558m
 data_set=fineweb-edu-100b

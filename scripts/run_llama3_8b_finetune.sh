@@ -10,9 +10,9 @@
 # Either sees 34 million tokens. It is not known how well they tune a model: only steps were timed.
 # shellcheck disable=SC2034 # recipe.sh uses what is set here
 here=$(dirname "$(readlink -f "$0")")
-if [[ ! -e $here/recipe.sh ]]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
+if [ ! -e "$here/recipe.sh" ]; then here=${SLURM_SUBMIT_DIR:-.}/scripts; fi # sbatch runs a copy
 # shellcheck source=scripts/recipe.sh
-source "$here/recipe.sh"
+. "$here/recipe.sh"
 
 name=llama3_8b_finetune
 data_set=${CHAT:-}

@@ -37,6 +37,15 @@ test_several_at_once_prepare_once() {
     is "$(cd once && echo *)" 'corpus.txt tokenizer.bin train_00000.bin val_00000.bin'
 }
 
+test_other_shells_run_recipes() {
+    local name
+    for name in "${recipes[@]}"; do
+        GPUS=8 DRY=1 expect_status 0 recipe "$name" && mv log expected
+        GPUS=8 DRY=1 expect_status 0 dash "$root/scripts/run_$name.sh"
+        cmp log expected || fail "$name"
+    done
+}
+
 test_the_check_sees_faults() {
     ! passes runs gpt2_124m FP16 || fail "a run that cannot be passes"
 }

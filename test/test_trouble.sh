@@ -213,6 +213,16 @@ END
     done 2>/dev/null
 }
 
+# sh is dash, or bash in its POSIX mode, whose `wait` forgets a status.
+test_restarts_are_the_same_from_other_shells() {
+    local shell
+    for shell in dash 'bash --posix'; do
+        # shellcheck disable=SC2086 # words
+        expect_message 7 'restart: status 7 at the start, failure 1 of 2; again in 0 s' \
+            $shell "$root/scripts/restart.sh" --pause 0 --failures 2 bash -c 'exit 7' --save none
+    done
+}
+
 # | head -n 1
 test_a_reader_that_leaves_ends_no_run() {
     run --train-iters 20 --save-interval 5 --save piped 2>err | head -n 1 >log
