@@ -248,7 +248,7 @@ bool hf_warn_of_zeros(const SafeTensors *st, const ParamLayout *layout) {
 // ---- config.json --------------------------------------------------------------------------------
 
 // Families of models, by their names in transformers. A model is exported as the first family that
-// it fits; a family without a class is only imported.
+// it fits, or as the family that it came from if its attention has a window there.
 enum { GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, FAMILIES };
 static const struct {
     const char *type, *class;
@@ -259,7 +259,7 @@ static const struct {
     [LLAMA] = {"llama", "LlamaForCausalLM", ARCH_LLAMA, false, false},
     [QWEN2] = {"qwen2", "Qwen2ForCausalLM", ARCH_LLAMA, true, false},
     [QWEN3] = {"qwen3", "Qwen3ForCausalLM", ARCH_LLAMA, false, true},
-    [MISTRAL] = {"mistral", NULL, ARCH_LLAMA, false, false},
+    [MISTRAL] = {"mistral", "MistralForCausalLM", ARCH_LLAMA, false, false},
 };
 
 static int family_of(const Options *o) {
@@ -271,6 +271,14 @@ static int family_of(const Options *o) {
         assert(i < FAMILIES);
     }
     return i;
+}
+
+// Returns the family of a config.json, or FAMILIES if it is none of these.
+static int family_named(const cJSON *json) {
+    const char *name = json_text(json, "model_type", "");
+    int family = 0;
+    while (family < FAMILIES && strcmp(name, families[family].type) != 0) { family++; }
+    return family;
 }
 
 const char *hf_model_type(const Options *o) {
@@ -425,10 +433,37 @@ enum { KEYS = sizeof(keys) / sizeof(keys[0]) };
 static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop",
                                        "attention_dropout"};
 
+#define POSITIONS "max_position_embeddings"
+
+// Returns how many tokens attention sees in those layers of a model that have sliding-window
+// attention by transformers' rules and default. INFINITY: no layer has it.
+static double window_of(const cJSON *json, int family) {
+    const cJSON *layers = cJSON_GetObjectItemCaseSensitive(json, keys[LAYERS].key), *layer;
+    const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, keys[WINDOW].key);
+    bool qwen = family == QWEN2 || family == QWEN3, slides = false;
+    bool listed = cJSON_GetArraySize(layers) > 0 && family != MISTRAL;
+    bool used = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, keys[USE_WINDOW].key));
+    double layers_before = json_number(json, keys[MAX_WINDOW].key, 28);
+    cJSON_ArrayForEach(layer, layers) {
+        const char *name = cJSON_GetStringValue(layer);
+        slides = slides || name == NULL || strcmp(name, "full_attention") != 0;
+    }
+    bool given = window == NULL ? family != LLAMA : !cJSON_IsNull(window);
+    bool by_rule = given &&
+                   (!qwen || (used && layers_before < json_number(json, "num_hidden_layers", 0)));
+    bool has = family != GPT2 && (listed ? slides : by_rule);
+    return has ? json_number(json, keys[WINDOW].key, 4096) : INFINITY;
+}
+
 char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_text, int document_end,
                 const char *start, size_t start_bytes) {
     bool gpt2 = o->arch == ARCH_GPT2;
-    int family = family_of(o);
+    CLOSED(json_close) cJSON *was = start != NULL ? json_parse(start, start_bytes) : NULL;
+    // a window that the run's sequences did not reach stays
+    int theirs = family_named(was);
+    double window = theirs < FAMILIES ? window_of(was, theirs) : INFINITY;
+    bool windowed = isfinite(window) && o->seq_length <= window;
+    int family = windowed ? theirs : family_of(o);
     char value[OPTION_TEXT];
     CLOSED(json_close) cJSON *json = cJSON_CreateObject();
     cJSON *scaling = NULL;
@@ -468,10 +503,13 @@ char *hf_config(const Options *o, Dtype dtype, int begin_of_text, int end_of_tex
                               : ids[i] < 0 ? cJSON_CreateNull()
                                            : cJSON_CreateNumber(ids[i]));
     }
-    CLOSED(json_close) cJSON *was = start != NULL ? json_parse(start, start_bytes) : NULL;
-    for (int i = TOKEN_IDS; i < KEYS; i++) {
+    for (int i = windowed ? LAYERS : TOKEN_IDS; i < KEYS; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(was, keys[i].key);
         if (item != NULL) { cJSON_AddItemToObject(json, keys[i].key, cJSON_Duplicate(item, true)); }
+    }
+    const cJSON *positions = cJSON_GetObjectItemCaseSensitive(was, POSITIONS);
+    if (windowed && o->max_position_embeddings == window && positions != NULL) { // see read_window
+        cJSON_ReplaceItemInObjectCaseSensitive(json, POSITIONS, cJSON_Duplicate(positions, true));
     }
     cJSON_AddBoolToObject(json, "tie_word_embeddings", !o->untie_embeddings_and_output_weights);
     const char *type = dtype == DTYPE_F32 ? "float32" : "bfloat16";
@@ -668,27 +706,24 @@ static bool has_features(const cJSON *json, const cJSON *rope, int family) {
     return true;
 }
 
-// Refuses a model in which any layer has sliding-window attention; transformers' rules say which
-// layers have it. items: the values of `keys`.
-static bool has_no_windows(const cJSON *json, const cJSON *const items[KEYS], int family,
-                           const Options *o) {
+// Refuses a model with sliding-window attention if the run's sequences may be longer than the
+// window; otherwise the model's positions end there. layers: the list of the layers' kinds of
+// attention; NULL: there is no list. given: the run's --seq-length; 1: not given.
+static bool read_window(const cJSON *json, const cJSON *layers, int family, int given, Options *o) {
     static const char lacks[] = "is not supported: what is missing is attention within a window";
-    // the value null differs from a missing key
-    const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, keys[WINDOW].key), *layer;
-    const cJSON *layers = items[LAYERS], *before = items[MAX_WINDOW];
-    bool qwen = family == QWEN2 || family == QWEN3, used = cJSON_IsTrue(items[USE_WINDOW]);
-    if (family == GPT2) { return true; }
+    const cJSON *layer;
     cJSON_ArrayForEach(layer, layers) {
         const char *name = cJSON_GetStringValue(layer);
-        if (name == NULL || strcmp(name, "full_attention") != 0) {
-            return fail_value(layers, "%s", lacks);
-        }
+        int kind = name != NULL ? option_word("full_attention|sliding_attention", '|', name) : -1;
+        if (kind < 0) { return fail_value(layers, "%s", lacks); }
     }
-    if (cJSON_GetArraySize(layers) > 0 && family != MISTRAL) { return true; }
-    if (window == NULL ? family == LLAMA : cJSON_IsNull(window)) { return true; }
-    int layers_before = before != NULL ? (int)before->valuedouble : 28;
-    return (qwen && (!used || layers_before >= o->num_layers)) ||
-           fail("sliding_window %g %s", json_number(json, keys[WINDOW].key, 4096), lacks);
+    double window = window_of(json, family);
+    if (window < given) {
+        return fail("sliding_window %g %s; with --seq-length %g or less it changes nothing", window,
+                    lacks, fmax(1, window));
+    }
+    if (window < o->max_position_embeddings) { o->max_position_embeddings = (int)window; }
+    return true;
 }
 
 static bool fail_family(const cJSON *json, const char *type) {
@@ -701,23 +736,21 @@ static bool fail_family(const cJSON *json, const char *type) {
         if (strcmp(type, other_families[i].type) == 0) { lacks = other_families[i].lacks; }
     }
     bool named = type[0] != '\0';
-    return fail("%s%.40s%s%s%s; supported are gpt2, llama (Llama 1 to 3.3, SmolLM), mistral "
-                "(without a sliding window), qwen2 (Qwen2, Qwen2.5) and qwen3",
+    return fail("%s%.40s%s%s%s; supported are gpt2, llama (Llama 1 to 3.3, SmolLM), mistral, "
+                "qwen2 (Qwen2, Qwen2.5) and qwen3",
                 named ? "architecture "
                       : "model_type is missing or no name: it says which architecture",
                 type, named ? " is not supported" : "",
                 lacks[0] != '\0' ? ": what is missing is " : "", lacks);
 }
 
-static bool read_config(const cJSON *json, Options *o) {
+static bool read_config(const cJSON *json, int given, Options *o) {
     enum { LONGEST_SEQUENCE = 8192 }; // the largest default of --seq-length
     enum { QWEN3_HEAD = 128 };        // Qwen3's head size if head_dim is missing
     const cJSON *items[KEYS] = {NULL}, *type = NULL;
     if (!take(json, "model_type", JSON_ANY, &type)) { return false; }
-    int family = 0;
-    const char *name = cJSON_IsString(type) ? type->valuestring : "";
-    while (family < FAMILIES && strcmp(name, families[family].type) != 0) { family++; }
-    if (family == FAMILIES) { return fail_family(json, name); }
+    int family = family_named(json);
+    if (family == FAMILIES) { return fail_family(json, json_text(json, "model_type", "")); }
     for (int i = 0; i < KEYS; i++) {
         if (!take(json, keys[i].key, keys[i].types, &items[i])) { return false; }
     }
@@ -748,7 +781,7 @@ static bool read_config(const cJSON *json, Options *o) {
         o->kv_channels = family == QWEN3 ? QWEN3_HEAD : o->hidden_size / o->num_attention_heads;
     }
     if (o->ffn_hidden_size == 0) { o->ffn_hidden_size = 4 * o->hidden_size; }
-    return has_features(json, rope, family) && has_no_windows(json, items, family, o) &&
+    return has_features(json, rope, family) && read_window(json, items[LAYERS], family, given, o) &&
            options_set(o, SOURCE_CHECKPOINT, "seq-length %d",
                        (int)min64(o->max_position_embeddings, LONGEST_SEQUENCE));
 }
@@ -767,12 +800,20 @@ static void warn_of_dropout(const cJSON *json) {
     warn("config.json: %s: not used: training here is without dropout", found);
 }
 
-bool hf_options(const char *text, size_t bytes, bool trains, Options *options) {
+bool hf_options(const char *text, size_t bytes, const Options *given, Options *options) {
     CLOSED(json_close) cJSON *json = json_parse(text, bytes);
+    int length = option_source(given, "seq-length") >= SOURCE_FILE ? given->seq_length : 1;
     bool ok = json == NULL ? fail("not JSON in UTF-8; download it again")
               : cJSON_IsObject(json)
-                  ? read_config(json, options)
+                  ? read_config(json, length, options)
                   : fail("not a model's configuration, which is an object; download it again");
-    if (ok && trains) { warn_of_dropout(json); }
-    return ok;
+    if (!ok || !options_train(given)) { return ok; }
+    warn_of_dropout(json);
+    double window = window_of(json, family_named(json));
+    if (window == options->max_position_embeddings) {
+        warn("config.json: sliding_window %g: attention has no window here, so --seq-length is at "
+             "most %g",
+             window, window);
+    }
+    return true;
 }

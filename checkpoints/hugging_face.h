@@ -39,8 +39,9 @@ const char *hf_model_type(const Options *options);
 
 // Returns the text of config.json for weights of this dtype (see hf_tensors); the caller frees it.
 // start: the text of config.json of the model that the run started from, whose special tokens are
-// kept. If start is NULL, begin_of_text is written, and end_of_text and document_end are written as
-// the tokens at which a text ends (-1: not known).
+// kept, and whose sliding windows if the run's sequences are not longer. If start is NULL,
+// begin_of_text is written, and end_of_text and document_end are written as the tokens at which a
+// text ends (-1: not known).
 char *hf_config(const Options *options, Dtype dtype, int begin_of_text, int end_of_text,
                 int document_end, const char *start, size_t start_bytes);
 
@@ -53,8 +54,9 @@ char *hf_add_ends(const char *own, size_t own_bytes, const char *config, size_t 
                   const char *more, size_t more_bytes);
 
 // Sets the model's options from a config.json of any version of transformers. Their source becomes
-// SOURCE_CHECKPOINT. Refuses features that the trainers do not have. With `trains`, warns if the
+// SOURCE_CHECKPOINT. given: the run's options. Refuses features that the trainers do not have; of
+// sliding windows only those shorter than a given --seq-length. If the run trains, warns if the
 // model was trained with dropout, because the trainers have none.
-bool hf_options(const char *text, size_t bytes, bool trains, Options *options);
+bool hf_options(const char *text, size_t bytes, const Options *given, Options *options);
 
 END_C

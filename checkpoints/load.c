@@ -471,7 +471,7 @@ static bool open_model(Checkpoint *c, const char *folder, const Options *o, Opti
         size_t bytes;
         FREED char *text = file_read(path_format(path, "%s/config.json", c->path), &bytes);
         ok = text != NULL &&
-             (hf_options(text, bytes, options_train(o), was) || fail("%s: %s", path, error_text()));
+             (hf_options(text, bytes, o, was) || fail("%s: %s", path, error_text()));
     }
     path_format(path, "%s/" MODEL_FILE, c->path);
     path_format(index, "%s.index.json", path);

@@ -393,11 +393,11 @@ static bool accepts_model_config(const uint8_t *data, size_t size) {
     if (access("c.txt", F_OK) != 0) { text_write("c.txt", "lr 1e-3"); }
     warnings_mute(true); // for keys that contradict each other
     if (!options_read(&o, 3, (char *[]){"fuzz", "--config", "c.txt"}) ||
-        !hf_options((const char *)data, size, true, &model) || !resolve_run(&o, &model, 1)) {
+        !hf_options((const char *)data, size, &o, &model) || !resolve_run(&o, &model, 1)) {
         return false;
     }
     char *text = hf_config(&o, DTYPE_F32, -1, -1, -1, (const char *)data, size);
-    if (!hf_options(text, strlen(text), true, &again)) {
+    if (!hf_options(text, strlen(text), &o, &again)) {
         die("%s is refused:\n%s", error_text(), text);
     }
     free(text);
@@ -413,7 +413,10 @@ static void seed_model_configs(void) {
         "\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
         "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":64,\"rope_theta\":5e5},"
         "\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8},\"layer_types\":"
-        "[\"full_attention\"],\"use_sliding_window\":false,\"eos_token_id\":[1,2]}"};
+        "[\"full_attention\"],\"use_sliding_window\":false,\"eos_token_id\":[1,2]}",
+        "{\"model_type\":\"mistral\",\"hidden_size\":4,\"num_hidden_layers\":1,"
+        "\"num_attention_heads\":2,\"intermediate_size\":2,\"vocab_size\":4,"
+        "\"max_position_embeddings\":64,\"sliding_window\":16}"};
     for (int i = 0; i < COUNT(texts); i++) { fuzz_seed(texts[i], strlen(texts[i])); }
     seed_checkpoint_file();
 }

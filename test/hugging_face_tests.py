@@ -270,6 +270,27 @@ def test_tied_weights_may_have_the_heads_name():
                     "set tie_word_embeddings to true")
 
 
+def test_a_sliding_window_that_is_not_exceeded_stays():
+    """In checkpoints and exports, also after a resume; longer sequences are refused."""
+    says(imported(model_folder("m", model_type="mistral", sliding_window=32), "slides").err,
+         "warning: config.json: sliding_window 32: attention has no window here, so --seq-length")
+    unfit("slides", "slides/config.json: sliding_window 32 is not supported: what is missing is",
+          "; with --seq-length 32 or less it changes nothing", words=("--seq-length", 33))
+    for steps in 1, 2:
+        run("train_gpt", *DATA, "--load", "slides", "--train-iters", steps, "--save", "slides_run",
+            "--resume", "latest")
+    run("train_gpt", "--load", "slides_run/latest", "--export", "slides_out")
+    run("train_gpt", *DATA, "--load", "slides_run/latest", "--train-iters", 1, "--seq-length", 33,
+        "--save", "longer_run")
+    for folder, kept in (("slides_run/latest", True), ("slides_out", True),
+                         ("longer_run/latest", False)):
+        config = json.loads(read(f"{folder}/config.json"))
+        assert (config.get("sliding_window"), config["model_type"], config["architectures"][0],
+                config["max_position_embeddings"]) == (
+            (32, "mistral", "MistralForCausalLM", 64) if kept else
+            (None, "llama", "LlamaForCausalLM", 33)), folder
+
+
 def test_another_head_than_the_tied_embedding_is_refused():
     """config.json ties the two, and the file has both: as transformers saves models of before."""
     tensors = unpack("qwen2_run/latest/model.safetensors")
@@ -292,9 +313,9 @@ def bad(folder, *parts, words=()):
     assert not os.path.exists("bad_start"), "half a start is left"
 
 
-def unfit(folder, *parts):
+def unfit(folder, *parts, words=()):
     """What the trainer refuses when it reads the weights."""
-    refused(run("train_gpt", "--load", folder, *DATA, check=False), *parts)
+    refused(run("train_gpt", "--load", folder, *DATA, *words, check=False), *parts)
 
 
 def unfit_both(folder, *parts):
@@ -304,7 +325,7 @@ def unfit_both(folder, *parts):
 
 
 def test_other_models_are_refused():
-    all_of_them = "supported are gpt2, llama (Llama 1 to 3.3, SmolLM), mistral (without a sliding"
+    all_of_them = "supported are gpt2, llama (Llama 1 to 3.3, SmolLM), mistral, qwen2 ("
     for family, changes, lacks in (
             ("gemma2", {}, ": what is missing is norms that multiply by 1 + weight, GeGLU"),
             ("mixtral", {"num_local_experts": 8}, ": what is missing is mixture of experts"),
@@ -316,7 +337,6 @@ def test_other_models_are_refused():
     # test_safetensors.c has what else of a config.json is refused
     for changes, *parts in (
             ({"model_type": None}, "m/config.json: model_type is missing or no name", all_of_them),
-            ({"sliding_window": 128}, "sliding_window", "missing is attention within a window"),
             ({"quantization_config": {"bits": 4}}, "a quantized model", "the original"),
             ({"attention_bias": True}, "attention_bias true", "must be false"),
             ({"head_dim": 15}, "--kv-channels 15"),
@@ -387,7 +407,7 @@ def test_incomplete_models_are_refused():
     bad("m", "error: m/config.json: No such file")
     write("adapter/adapter_model.safetensors", "x")
     bad("adapter", "adapter/config.json: No such file; its weights are an adapter")
-    bad("adapter/adapter_model.safetensors", "adapter_model.safetensors: a file; its weights are an")
+    bad("adapter/adapter_model.safetensors", "adapter_model.safetensors: a file; its weights are")
     write("quantized/x.gguf", "x")
     for path in "quantized", "quantized/x.gguf":
         bad(path, "its weights are llama.cpp's: give the Hugging Face model that they were made")

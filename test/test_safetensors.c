@@ -236,8 +236,8 @@ TEST(computed_tables_are_passed_over) {
 // ---- config.json --------------------------------------------------------------------------------
 
 // Reads the config.json of a small model with other values: "key": value, ... ("drop": no such
-// key).
-static bool reads(const char *family, const char *changes, Options *o) {
+// key), for a run with --seq-length; 0: it is not given.
+static bool reads_for(int seq_length, const char *family, const char *changes, Options *o) {
     bool gpt2 = strcmp(family, "gpt2") == 0;
     cJSON *config = cJSON_Parse(
         gpt2 ? "{\"n_embd\":64,\"n_layer\":2,\"n_head\":4,\"vocab_size\":257,\"n_positions\":64}"
@@ -261,7 +261,16 @@ static bool reads(const char *family, const char *changes, Options *o) {
     cJSON_Delete(config);
     cJSON_Delete(others);
     *o = (Options){0};
-    return hf_options(text, strlen(text), true, o);
+    Options given;
+    options_default(&given);
+    if (seq_length > 0) {
+        or_die(options_set(&given, SOURCE_COMMAND, "seq-length %d", seq_length));
+    }
+    return hf_options(text, strlen(text), &given, o);
+}
+
+static bool reads(const char *family, const char *changes, Options *o) {
+    return reads_for(0, family, changes, o);
 }
 
 // A value of another type than a key has, by transformers 5.23, is refused: the default would be
@@ -360,10 +369,44 @@ TEST(what_has_no_effect_or_is_not_supported_is_refused) {
     }
     CHECK_REFUSED(reads("gpt2", "\"n_inner\":0", &o), "n_inner 0");
     CHECK_REFUSED(reads("gpt2", "\"rope_scaling\":{" LINEAR "}", &o), "rope_type");
-    // transformers' Mistral does not read layer_types
-    CHECK_REFUSED(
-        reads("mistral", "\"sliding_window\":64,\"layer_types\":[\"full_attention\"]", &o),
-        "sliding_window 64");
+}
+
+// A sliding window that no sequence exceeds changes nothing: it bounds the positions. What is saved
+// keeps it.
+TEST(sequences_fit_into_sliding_windows) {
+#define USED "\"use_sliding_window\":true,\"max_window_layers\":1"
+    static const struct {
+        const char *family, *changes;
+        int window; // 0: none
+    } rows[] = {
+        {"mistral", "\"sliding_window\":64", 64},
+        // transformers' Mistral does not read layer_types
+        {"mistral", "\"sliding_window\":64,\"layer_types\":[\"full_attention\"]", 64},
+        {"mistral", "\"sliding_window\":\"drop\",\"max_position_embeddings\":8192", 4096},
+        {"qwen2", "\"sliding_window\":64," USED, 64},
+        {"qwen3",
+         "\"sliding_window\":64,\"use_sliding_window\":true,\"layer_types\":"
+         "[\"full_attention\",\"sliding_attention\"]",
+         64},
+        {"mistral", "\"sliding_window\":null", 0},
+        {"qwen2", "\"sliding_window\":64,\"use_sliding_window\":false", 0},
+    };
+    EACH (row, rows) {
+        Options o;
+        bool long_one = reads_for(row->window + 1, row->family, row->changes, &o);
+        CHECK_EQUAL(long_one, row->window == 0);
+        if (row->window > 0) {
+            CHECK_CONTAINS(error_text(), text_of("sliding_window %d is not supported: what is "
+                                                 "missing is attention within a window; with "
+                                                 "--seq-length %d",
+                                                 row->window, row->window));
+        }
+        warnings_mute(true);
+        CHECK(reads_for(row->window, row->family, row->changes, &o));
+        warnings_mute(false);
+        CHECK_EQUAL(o.max_position_embeddings, row->window > 0 ? row->window : 256);
+        CHECK_EQUAL(o.seq_length, o.max_position_embeddings);
+    }
 }
 
 // Where two keys contradict each other, the one that transformers takes.

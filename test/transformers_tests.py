@@ -51,10 +51,15 @@ MODELS = {
     "mistral_heads": transformers.MistralConfig(**LLAMA, num_attention_heads=2, head_dim=32,
                                                 num_key_value_heads=2, sliding_window=None,
                                                 tie_word_embeddings=True),
+    "mistral_window": transformers.MistralConfig(**LLAMA, num_attention_heads=4,
+                                                 num_key_value_heads=2, sliding_window=T),
     "qwen2": transformers.Qwen2Config(**LLAMA, num_attention_heads=6, num_key_value_heads=2,
                                       tie_word_embeddings=True),
     "qwen2_untied": transformers.Qwen2Config(**LLAMA, num_attention_heads=4, head_dim=16,
                                              num_key_value_heads=4),
+    "qwen2_window": transformers.Qwen2Config(**LLAMA, num_attention_heads=4, num_key_value_heads=2,
+                                             use_sliding_window=True, sliding_window=T,
+                                             max_window_layers=1),
     "qwen3": transformers.Qwen3Config(**LLAMA, num_attention_heads=4, num_key_value_heads=2,
                                       head_dim=24, tie_word_embeddings=True),
     "qwen3_untied": transformers.Qwen3Config(
@@ -125,7 +130,11 @@ def saved_logits_are_ours(name):
     checkpoint = f"{name}_run/step_00000006"
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32,
                                                               attn_implementation="eager")
-    assert model.config.model_type == FAMILIES[name.split("_")[0]]
+    window = getattr(MODELS[name], "sliding_window", None)
+    assert model.config.model_type == (MODELS[name].model_type if window else
+                                       FAMILIES[name.split("_")[0]])
+    assert getattr(model.config, "sliding_window", None) == window
+    assert model.config.max_position_embeddings == MODELS[name].max_position_embeddings
     tokens, ours = our_logits("--load", f"{name}_start", "--resume", checkpoint)
     same(ours, model, tokens)
     tokens, before = our_logits("--load", f"{name}_start")
