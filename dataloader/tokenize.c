@@ -203,8 +203,8 @@ static void tokenize_file(const char *path, Output *train, Output *valid) {
     put_text(train, &text, text.begin, split);
     if (split < text.bytes) { put_text(valid, &text, split, text.bytes); }
     if (text.has_nul) {
-        warn("%s: it has NUL bytes, so it is no text in UTF-8, but packed, or UTF-16; unpack or "
-             "convert it",
+        warn("%s: it has NUL bytes, as packed files and UTF-16 have; unpack, convert or clean "
+             "it",
              path);
     }
     if (text.has_rows) {

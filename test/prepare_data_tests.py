@@ -56,9 +56,9 @@ def write_arrow(path, texts, key="text", new=pyarrow.ipc.new_stream):
         writer.write_table(table, 9)
 
 
-def csv_of(rows):
+def csv_of(rows, **words):
     held = io.StringIO(newline="")
-    csv.writer(held).writerows(rows)
+    csv.writer(held, **words).writerows(rows)
     return held.getvalue().encode()
 
 
@@ -75,7 +75,9 @@ def write_sources():
     write_arrow("feather.arrow", TEXTS[240:260], "content", pyarrow.ipc.new_file)
     rows = [[place, text] for place, text in enumerate(TEXTS[260:])]
     write("e.csv", b"\xef\xbb\xbf" + csv_of([["id", "text"], *rows[:20]]))
-    write("f.csv.gz", gzip.compress(csv_of([["id", "text"], *rows[20:]])))
+    write("f.csv.gz", gzip.compress(csv_of([["id", "text"], *rows[20:30]])))
+    write("g.tsv", csv_of([["id", "text"], *rows[30:35]], delimiter="\t"))
+    write("h.tsv.gz", gzip.compress(csv_of([["id", "text"], *rows[35:]], delimiter="\t")))
 
 
 def same_documents(folder, texts):
@@ -86,14 +88,14 @@ def same_documents(folder, texts):
 def test_every_kind_is_read():
     write_sources()
     prepared("all", "texts", "[ab].jsonl*", "c.jsonl.zst", "d.parquet", "saved", "feather.arrow",
-             "e.csv", "f.csv.gz", "--valid-fraction", 0.2)
+             "e.csv", "f.csv.gz", "g.tsv", "h.tsv.gz", "--valid-fraction", 0.2)
     same_documents("all", TEXTS)
     assert fails(same_documents, "all", TEXTS[1:]), "a document too many is not seen"
     assert fails(same_documents, "all", [*TEXTS[1:], TEXTS[0] + "x"]), "another text is not seen"
     held = manifest("all")
     assert held["documents"] == len(TEXTS) and held["settings"]["split"] == "documents"
     assert held["tokens"] == len(stream("all", "train")) + len(stream("all", "val"))
-    assert len(held["settings"]["sources"]) == 28
+    assert len(held["settings"]["sources"]) == 30
 
 
 def test_endings_may_be_in_capitals():
@@ -755,7 +757,15 @@ def test_bad_sources_are_refused():
     bad(write("open.csv", 'id,text\n1,a\n2,"b\n'),
         "open.csv, row 1: no CSV (unexpected end of data); mend it")
     bad(write("latin.csv", b"id,text\n1,caf\xe9\n"),
-        "latin.csv: not UTF-8 after row 0; convert it (iconv -f cp1252")
+        "latin.csv: not UTF-8 after row 0; convert the file (iconv -f cp1252")
+    bad(write("tabs.csv", "id\ttext\n1\ta\n"), "separated by tabs; name it .tsv")
+    bad(write("commas.tsv", "id,text\n1,a\n"), "separated by commas; name it .csv")
+    bad(write("half.tsv", 'text\n"Hi," she said\n'), "half.tsv, row 0: no CSV (", "; mend it")
+    for encoding, named in (("utf-16", "utf-16"), ("cp1252", "cp1252")):
+        bad(write("other.jsonl", '{"text": "café"}\n'.encode(encoding)),
+            f"other.jsonl, line 1: not UTF-8; convert the file (iconv -f {named} -t utf-8)")
+    bad(write("strings.json", '["a", "b"]'), "row 0: no JSON object: 'a'; write it as {")
+    bad(write("strings.jsonl", '"a"\n'), "line 1: no JSON object: ", "; write it as {")
     # in a later unit than the first, and in a compressed file
     many = lines_of(["x" * 1000] * 200) + "{oops}\n"
     with mock.patch.object(sources, "UNIT_BYTES", 1 << 16):
@@ -763,14 +773,21 @@ def test_bad_sources_are_refused():
         bad(write("far.jsonl.gz", gzip.compress(many.encode(), 1)), "far.jsonl.gz, line 201: ")
     write_parquet("field.parquet", ["a"], "body")
     bad("field.parquet", "no text under 'text'", "id, body", "--text-field")
-    bad(write("picture.png", "x"), "no kind that can be read", ".jsonl.zst")
+    bad(write("picture.png", "x"), "no kind that can be read", ".jsonl.zst", "the ending .txt")
+    for name in ("a.zip", "a.tar.gz", "a.jsonl.XZ", "a.txt.gz"):
+        bad(write(name, "x"), "no kind that can be read", "; unpack it")
+    bad("owner/set", "owner/set: no such file, folder or known set; download a set of the Hub")
     bad("nothing*.txt", "no such file")
     for kind in (".txt", ".jsonl", ".parquet"):
         os.mkfifo("pipe" + kind)
         bad("pipe" + kind, "not a regular file")
     os.makedirs("piped/of", exist_ok=True)
     os.symlink("../../nothing", "piped/of/a.txt")
-    bad("piped", "piped/of/a.txt: not a regular file")
+    bad("piped", "piped/of/a.txt: a link that leads nowhere; mend or remove it")
+    with mock.patch.object(sources, "parse_file", side_effect=MemoryError):
+        write("large.json", "[]")
+        refused(call(prepare_data, "--output", "bad", *BYTE, "large.json"), "memory ran out",
+                "; a .json is read as a whole")
     prepared("body", "field.jsonl", "--text-field", "body", "--valid-fraction", 0)
     assert byte_documents("body", "train") == [b"a"]
 

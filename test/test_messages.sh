@@ -352,7 +352,7 @@ test_starts() {
 0|train --vocab-size 5000|note: --vocab-size 5000 is far above the 257 tokens of d/x_tokenizer.bin: leave it out, or give --vocab-size 257
 0|train --vocab-size 300|!far above
 0|tokenize --output-prefix e/named named|warning: named: it contains the end-of-text token's name
-0|tokenize --output-prefix e/utf16 utf16|warning: utf16: it has NUL bytes, so it is no text in UTF-8
+0|tokenize --output-prefix e/utf16 utf16|warning: utf16: it has NUL bytes, as packed files and UTF-16 have; unpack, convert or clean it
 0|tokenize --output-prefix e/rows rows|warning: rows: rows of JSON, which are trained on with their names and quotes; scripts/prepare_data reads rows
 0|tokenize --output-prefix e/text text|!warning
 0|train --valid-data alone.bin|warning: --valid-data: alone.bin is also in --data

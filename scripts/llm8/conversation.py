@@ -62,8 +62,8 @@ DOUBTS = {  # key: (what is counted, its description)
                        "these tokens; leave out what a template writes"),
     "named_ends": ("texts", "they contain the end-of-text token's name, which is cut as any text: "
                    "each is one document; give its parts as rows, or as files"),
-    "nuls": ("texts", "they have NUL bytes, so they are no text in UTF-8, but packed, or UTF-16; "
-             "unpack or convert them"),
+    "nuls": ("texts", "they have NUL bytes, as packed files and UTF-16 have; unpack, convert or "
+             "clean them"),
     "rows": ("texts", "they are rows of JSON, and are trained on with their names and quotes; "
              "name the files .jsonl or .json"),
     "halves": ("texts", HALVES),

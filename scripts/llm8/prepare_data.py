@@ -62,6 +62,7 @@ DOCUMENT = numpy.dtype([("unit", "<i4"), ("offset", "<i8"), ("length", "<i8"), (
                         ("valid", "?"), ("chat", "?"), ("padding", "<i8")])
 # offset, length: in the unit's tokens; padding: how many tokens after the document fill its window
 REST = re.compile(rb"[\x80-\xbf]{0,3}")  # of a character of UTF-8 that is cut
+HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")
 ROWS = re.compile(r'[\s[]*{\s*"')  # begins rows of JSON
 TRAIN_SPLIT, TEST_SPLIT = (re.compile(rf"(?<![a-z])({names})(?![a-z])", re.IGNORECASE)
                            for names in ("train", "test|valid|validation|val|dev|eval"))
@@ -575,6 +576,9 @@ def check_files(o):
     paths = [source for source in o.sources if not is_known(source)]
     for path in paths:
         near = guess(path, downloads.KNOWN_SETS)
+        if not near and HUB_NAME.fullmatch(path):
+            near = f"; download a set of the Hub first (.venv/bin/hf download {path} --repo-type " \
+                "dataset --local-dir DIR), and give its files"
         if near and not matching(path):
             die(f"SOURCE {path}: no such file, folder or known set{near}")
     sources.expand(paths, "SOURCE")
@@ -799,6 +803,7 @@ def main():
         die(f"{bad}, or give --skip-bad to leave it out")
     except BadTemplate as bad:
         die(str(bad))
-    except BrokenProcessPool:
-        die("a worker was killed (out of memory?); the same command resumes where it stopped, with "
-            "fewer at a time (--jobs)")
+    except (BrokenProcessPool, MemoryError):
+        die("a process was killed, or memory ran out; the same command resumes where it stopped, "
+            "with fewer at a time (--jobs); a .json is read as a whole: write a large one as "
+            ".jsonl (jq -c .[])")

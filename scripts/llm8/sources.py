@@ -1,6 +1,6 @@
-"""Reads text from .txt, .md, .jsonl, .json, .csv (the last three also as .gz, .zst), .parquet and
-.arrow files, and from folders and globs of such files. Files are cut into units, which workers read
-one at a time."""
+"""Reads text from .txt, .md, .jsonl, .json, .csv, .tsv (the last four also as .gz, .zst), .parquet
+and .arrow files, and from folders and globs of such files. Files are cut into units, which workers
+read one at a time."""
 
 import contextlib
 import csv
@@ -29,11 +29,14 @@ except ImportError:
 
 KINDS = {".txt": "text", ".md": "text",
          **{ending + packed: kind
-            for ending, kind in ((".jsonl", "lines"), (".json", "json"), (".csv", "csv"))
+            for ending, kind in ((".jsonl", "lines"), (".json", "json"), (".csv", "csv"),
+                                 (".tsv", "csv"))
             for packed in ("", ".gz", ".zst")},
          ".parquet": "parquet", ".arrow": "arrow"}
 # what is read in a folder; others there, such as config.json or metadata.csv, must be named
 IN_FOLDERS = tuple(ending for ending, kind in KINDS.items() if kind not in ("json", "csv"))
+PACKED = re.compile(r".*\.(zip|tar|tgz|7z|rar|gz|bz2|xz|zst|lz4)", re.IGNORECASE)
+SEPARATORS = {",": ("commas", ".csv"), "\t": ("tabs", ".tsv"), ";": ("semicolons", "")}
 CACHED = re.compile(r"cache-.*\.arrow")  # results of the package datasets, beside their rows
 UNIT_BYTES = 16 << 20
 MARK = b"\xef\xbb\xbf"  # a byte-order mark, which is no part of a text
@@ -99,12 +102,16 @@ def expand(patterns, what):
                 unreadable(f"{what} {pattern}:", error)
         for path in found:
             if not kind_of(path):
-                die(f"{what} {path}: of no kind that can be read ({' '.join(KINDS)})")
+                do = "unpack it" if PACKED.fullmatch(path) else \
+                    "give a text the ending .txt, and JSON with a row a line .jsonl"
+                die(f"{what} {path}: of no kind that can be read ({' '.join(KINDS)}); {do}")
+            if not os.path.exists(path):
+                die(f"{what} {path}: a link that leads nowhere; mend or remove it")
             if not os.path.isfile(path):
                 die(f"{what} {path}: not a regular file; copy what it holds into one")
         if not found:
             die(f"{what} {pattern}: no such file, nor a folder with any ({' '.join(IN_FOLDERS)}); "
-                "a .json or .csv must be named itself")
+                "a .json, .csv or .tsv must be named itself")
         files += found
     once = {}
     for path in files:
@@ -222,9 +229,14 @@ def read_texts(unit, raw):
 
 
 def not_utf8(path, content, where):
+    return BadSource(f"{path}: not UTF-8 {where}; {convert(content)}")
+
+
+def convert(content):
+    """Returns the remedy for a file that is not UTF-8."""
     # Windows' cp1252 has latin1's letters, and quotes where latin1 has control characters
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "cp1252"
-    return BadSource(f"{path}: not UTF-8 {where}; convert it (iconv -f {encoding} -t utf-8)")
+    return f"convert the file (iconv -f {encoding} -t utf-8)"
 
 
 def open_lines(path):
@@ -274,10 +286,18 @@ def lines_before(path, offset):
 def row_of(line):
     row = from_json(line, parse_json)
     if not isinstance(row, dict):
+        try:
+            line.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"not UTF-8; {convert(line)}") from None
         array = line.lstrip(BLANK)[:1] == b"["
-        raise ValueError(f"no JSON object: {line[:40]!r}; mend the line" +
-                         ("; a file that is one array is named .json" if array else ""))
+        raise no_object(row, line, "; a file that is one array is named .json" * array)
     return row
+
+
+def no_object(row, text, more=""):
+    do = 'write it as {"text": ...}' if isinstance(row, str) else "mend it"
+    return ValueError(f"no JSON object: {text[:40]!r}; {do}{more}")
 
 
 def parse_file(content):
@@ -309,22 +329,24 @@ def read_json(unit, take):
     for index, row in enumerate(held if isinstance(held, list) else [held]):
         try:
             if not isinstance(row, dict):
-                raise ValueError(f"no JSON object: {str(row)[:40]!r}; mend it")
+                raise no_object(row, str(row))
             yield take(row)
         except ValueError as error:
             yield BadSource(f"{path}, row {index}: {error}")
 
 
 def read_csv(unit, take):
-    """Reads a .csv, whose first line names the fields."""
+    """Reads a .csv or .tsv, whose first line names the fields."""
     path, index = unit.files[0], 0
     csv.field_size_limit(sys.maxsize)
     with open_lines(path) as file:
         begin = file.read(2)
         file.seek(0)
-        rows = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
+        separator = "\t" if ending_of(path).startswith(".tsv") else ","
+        rows = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True,
+                              delimiter=separator)
         try:
-            refuse_names(path, rows.fieldnames or [])
+            refuse_names(path, rows.fieldnames or [], separator)
             while (row := next_row(rows)) is not None:
                 try:
                     yield take(row_of_cells(row))
@@ -335,11 +357,13 @@ def read_csv(unit, take):
             raise not_utf8(path, begin, f"after row {index}") from None
 
 
-def refuse_names(path, names):
+def refuse_names(path, names, separator):
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadSource(f"{path}: the field {twice[0]!r} is there twice; remove one")
-    if len(names) == 1 and ";" in names[0]:
-        raise BadSource(f"{path}: the fields are separated by semicolons; save it with commas")
+    for other, (what, ending) in SEPARATORS.items() if len(names) == 1 else ():
+        if other in names[0] and other != separator:
+            do = f"name it {ending}" if ending else f"save it with {SEPARATORS[separator][0]}"
+            raise BadSource(f"{path}: the fields are separated by {what}; {do}")
 
 
 def next_row(rows):
@@ -351,8 +375,8 @@ def next_row(rows):
 
 
 def row_of_cells(row):
-    """Returns a row of a .csv; a cell that marks the row is a number or a truth value, as in rows
-    of other kinds."""
+    """Returns a row of a .csv or .tsv; a cell that marks the row is a number or a truth value, as
+    in rows of other kinds."""
     if isinstance(row, csv.Error):
         raise ValueError(f"no CSV ({row}); mend it")
     if None in row:
