@@ -407,7 +407,7 @@ def test_what_a_tokenizer_does_not_know_is_counted():
     for encoding in ("cp1252", "utf-16"):
         write("encoded.txt", "“é”".encode(encoding))
         refused(call(prepare_data, "--output", "encoded", "--tokenizer", "odd_t_all",
-                     "encoded.txt"), f"not UTF-8 at byte 0; convert the file (iconv -f {encoding} -t")
+                     "encoded.txt"), f"not UTF-8 at byte 0; convert the file (iconv -f {encoding} ")
     write("odd_tokenizer.json", pointer)
     refused(call(prepare_data, "--output", "odd_lfs", "--tokenizer", "odd_tokenizer.json", "odd"),
             "odd_tokenizer.json: a pointer of Git LFS")
