@@ -340,7 +340,7 @@ $(BUILD)/asan/test_gemm: $(call objects,asan/standin,$(GEMM_ON_STANDIN))
 golden: train_gpt .venv/golden
 	.venv/bin/python test/golden.py
 .venv/golden: .venv/ready
-	.venv/bin/pip install --quiet -e '.[golden]'
+	PYTHONPATH= .venv/bin/pip install --quiet -e '.[golden]'
 	touch $@
 
 # the Python around the trainers, in an environment of its own

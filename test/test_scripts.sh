@@ -206,6 +206,18 @@ test_runs_are_drawn() {
 }
 
 # Standard streams that are closed are as /dev/null.
+# What a cluster's modules, a notebook and a user set for another Python than ours.
+test_the_surroundings_change_no_picture() {
+    expect_status 0 plot c/bf16/seed-2 --out usual.svg || return
+    mkdir -p others/numpy
+    echo 'raise ImportError("of another Python")' >others/numpy/__init__.py
+    printf 'text.usetex: True\nlines.marker: o\n' >matplotlibrc # matplotlib looks for it here, too
+    PYTHONPATH=$PWD/others MPLBACKEND=module://of.a_notebook \
+        expect_status 0 plot c/bf16/seed-2 --out other.svg || return
+    cmp usual.svg other.svg || fail
+    rm matplotlibrc
+}
+
 test_streams_may_be_closed() {
     local closed
     for closed in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do

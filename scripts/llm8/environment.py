@@ -194,6 +194,10 @@ def start(module):
     if sys.version_info < OLDEST:
         die(f"{sys.executable} is Python {sys.version.split()[0]}; "
             f"{'.'.join(map(str, OLDEST))} or newer is needed")
+    if os.path.exists(python):  # its packages, and not those that a cluster's modules name
+        others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[1:] = [path for path in sys.path[1:] if path not in map(os.path.abspath, others)]
+    os.environ["MPLBACKEND"] = "agg"  # a notebook names one that .venv lacks
     catch(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)
     sys.stdout.reconfigure(errors="replace") # so that a letter that the terminal lacks is no error
     try:

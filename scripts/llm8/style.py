@@ -42,7 +42,7 @@ def line(index):
 def draw(function, size, *arguments, form="svg"):
     """Returns the SVG or PNG that function(figure, *arguments) draws. size: in inches."""
     out = io.BytesIO()
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(matplotlib.rcParamsDefault | SETTINGS): # and not a user's file
         figure = Figure(figsize=size, dpi=150, layout="constrained")
         function(figure, *arguments)
         figure.savefig(out, format=form, metadata={"Date": None, "Creator": None} if form == "svg"
