@@ -37,7 +37,7 @@ typedef struct {
 
 // A graph for a piece of a shape, and the engine that runs it. The graph has a mask of documents if
 // the shape has documents.
-typedef struct {
+struct AttentionPlan {
     AttentionShape shape;
     Piece piece;
     bool backward;
@@ -45,27 +45,16 @@ typedef struct {
     Error why_not;
     Desc plan;
     size_t workspace; // bytes that cuDNN needs
-} AttentionPlan;
-
-struct AttentionCache {
-    int count;
-    AttentionPlan *plans;
-    bool warned; // a warning has said that the plain kernel is used
 };
 
-static AttentionCache *cache_of(Gpu *gpu) {
-    if (gpu->attentions == NULL) { gpu->attentions = calloc_or_die(1, sizeof(AttentionCache)); }
-    return gpu->attentions;
-}
-
 void attention_close(Gpu *gpu) {
-    AttentionCache *cache = cache_of(gpu);
-    for (int i = 0; i < cache->count; i++) {
-        if (cache->plans[i].usable) { cudnnBackendDestroyDescriptor(cache->plans[i].plan); }
+    while (gpu->num_attentions > 0) {
+        const AttentionPlan *p = &gpu->attentions[--gpu->num_attentions];
+        if (p->usable) { cudnnBackendDestroyDescriptor(p->plan); }
     }
-    free(cache->plans);
-    free(cache);
+    free(gpu->attentions);
     gpu->attentions = NULL;
+    gpu->warned_of_attention = false;
 }
 
 // ---- building graphs ----------------------------------------------------------------------------
@@ -387,9 +376,8 @@ static void make_plan(Gpu *gpu, AttentionPlan *plan) {
 }
 
 static const AttentionPlan *plan_for(Gpu *gpu, AttentionShape s, Piece piece, bool backward) {
-    AttentionCache *cache = cache_of(gpu);
-    for (int i = 0; i < cache->count; i++) {
-        const AttentionPlan *p = &cache->plans[i];
+    const AttentionPlan *end = gpu->attentions + gpu->num_attentions;
+    for (const AttentionPlan *p = gpu->attentions; p < end; p++) {
         if (p->shape.T == s.T && p->shape.H == s.H && p->shape.G == s.G && p->shape.D == s.D &&
             p->shape.deterministic == s.deterministic && p->backward == backward &&
             (p->shape.documents != NULL) == (s.documents != NULL) &&
@@ -397,8 +385,9 @@ static const AttentionPlan *plan_for(Gpu *gpu, AttentionShape s, Piece piece, bo
             return p;
         }
     }
-    cache->plans = realloc_or_die(cache->plans, (size_t)(cache->count + 1) * sizeof(AttentionPlan));
-    AttentionPlan *plan = &cache->plans[cache->count++];
+    size_t count = (size_t)++gpu->num_attentions;
+    gpu->attentions = realloc_or_die(gpu->attentions, count * sizeof(AttentionPlan));
+    AttentionPlan *plan = &gpu->attentions[count - 1];
     *plan = (AttentionPlan){.shape = s, .piece = piece, .backward = backward};
     make_plan(gpu, plan);
     return plan;
@@ -517,11 +506,11 @@ bool attention_is_fast(Gpu *gpu, AttentionShape s) {
 
 bool attention_start(Gpu *gpu, AttentionShape s) {
     if (attention_is_fast(gpu, s)) { return true; }
-    if (!gpu->attentions->warned) {
+    if (!gpu->warned_of_attention) {
         warn("%s; a plain kernel is used, which is slow%s", error_text(),
              s.documents != NULL ? " (--no-reset-attention-mask may have a fast one)" : "");
     }
-    gpu->attentions->warned = true;
+    gpu->warned_of_attention = true;
     return false;
 }
 

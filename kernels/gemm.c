@@ -17,22 +17,12 @@ typedef struct {
     int32_t epilogue, has_c, in_place, fast_accumulation, scales[2], batch;
 } PlanKey;
 
-typedef struct {
+struct GemmPlan {
     PlanKey key;
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
-} GemmPlan;
-
-struct GemmCache {
-    int num_plans;
-    GemmPlan *plans;
 };
-
-static GemmCache *cache_of(Gpu *gpu) {
-    if (gpu->gemms == NULL) { gpu->gemms = calloc_or_die(1, sizeof(GemmCache)); }
-    return gpu->gemms;
-}
 
 static void plan_destroy(GemmPlan *p) {
     cublasLtMatrixLayoutDestroy(p->a);
@@ -42,10 +32,8 @@ static void plan_destroy(GemmPlan *p) {
 }
 
 void gemm_close(Gpu *gpu) {
-    GemmCache *cache = cache_of(gpu);
-    for (int i = 0; i < cache->num_plans; i++) { plan_destroy(&cache->plans[i]); }
-    free(cache->plans);
-    free(cache);
+    while (gpu->num_gemms > 0) { plan_destroy(&gpu->gemms[--gpu->num_gemms]); }
+    free(gpu->gemms);
     gpu->gemms = NULL;
 }
 
@@ -227,11 +215,9 @@ static bool plan_algorithm(Gpu *gpu, GemmPlan *p) {
 }
 
 static GemmPlan *plan_for(Gpu *gpu, const Gemm *g) {
-    GemmCache *cache = cache_of(gpu);
     GemmPlan p = {.key = key_of(g)};
     check(g);
-    for (int i = 0; i < cache->num_plans; i++) {
-        GemmPlan *known = &cache->plans[i];
+    for (GemmPlan *known = gpu->gemms; known < gpu->gemms + gpu->num_gemms; known++) {
         if (memcmp(&known->key, &p.key, sizeof(PlanKey)) == 0) { return known; }
     }
 #if CUBLAS_VERSION < 120900
@@ -247,9 +233,9 @@ static GemmPlan *plan_for(Gpu *gpu, const Gemm *g) {
              g->n, g->k, g->type_a, g->type_b, g->type_d);
         return NULL;
     }
-    cache->plans = realloc_or_die(cache->plans, (size_t)(cache->num_plans + 1) * sizeof(GemmPlan));
-    cache->plans[cache->num_plans] = p;
-    return &cache->plans[cache->num_plans++];
+    gpu->gemms = realloc_or_die(gpu->gemms, (size_t)(gpu->num_gemms + 1) * sizeof(GemmPlan));
+    gpu->gemms[gpu->num_gemms] = p;
+    return &gpu->gemms[gpu->num_gemms++];
 }
 
 bool gemm_supported(Gpu *gpu, Gemm g) {

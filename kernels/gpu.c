@@ -31,10 +31,7 @@ void dnn_check(cudnnStatus_t status, const char *call, const char *file, int lin
 bool gpu_open(Gpu *gpu, int device) {
     struct cudaDeviceProp info;
     int count = 0;
-    gpu->device = device;
-    gpu->gemms = NULL;
-    gpu->attentions = NULL;
-    gpu->profile = NULL;
+    *gpu = (Gpu){.device = device};
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0) {
         return fail("no GPU can be used here: %s; ./train_gpt trains on the CPU",

@@ -44,8 +44,8 @@ typedef enum {
 } GpuFamily;
 
 typedef struct GpuProfile GpuProfile;
-typedef struct GemmCache GemmCache;
-typedef struct AttentionCache AttentionCache;
+typedef struct GemmPlan GemmPlan;
+typedef struct AttentionPlan AttentionPlan;
 
 enum { FP8_CAPABILITY = 89 }; // the least capability with FP8 tensor cores
 
@@ -59,13 +59,15 @@ typedef struct {
     // workspaces for matmuls and for attention, which the caller of gpu_open provides
     void *workspace, *attention_workspace;
     size_t workspace_bytes, attention_bytes;
-    GemmCache *gemms;           // plans of gemm.c, which gemm_close frees; NULL: no plans yet
-    AttentionCache *attentions; // plans of attention.c, which attention_close frees
-    GpuProfile *profile;        // NULL: not profiling
+    int num_gemms, num_attentions;
+    GemmPlan *gemms;           // [num_gemms] plans of gemm.c, which gemm_close frees
+    AttentionPlan *attentions; // [num_attentions] plans of attention.c; attention_close frees them
+    bool warned_of_attention;  // a warning has said that the plain kernel is used
+    GpuProfile *profile;       // NULL: not profiling
 } Gpu;
 
-// Opens device number `device`; the caller sets the workspaces. Returns false, with the reason in
-// error_text(), if there is no such device or if the device is older than sm_80.
+// Opens device number `device`; afterwards the caller sets the workspaces. Returns false, with the
+// reason in error_text(), if there is no such device or if the device is older than sm_80.
 bool gpu_open(Gpu *gpu, int device);
 // Call gemm_close and attention_close before gpu_close.
 void gpu_close(Gpu *gpu);
