@@ -352,7 +352,7 @@ scripts: .venv/ready
 	       'apt-get install python3-venv' >&2; exit 1; }
 	@echo 'installing Python packages (520 MB) into .venv; this takes some minutes'
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --disable-pip-version-check -e '.[data,report,boards,lint]'
+	PYTHONPATH= .venv/bin/pip install --quiet --disable-pip-version-check -e '.[data,report,boards,lint]'
 	touch $@
 
 clean:
