@@ -256,11 +256,13 @@ test_scripts_say_what_they_lack() {
     local lacking='import sys
 sys.path.insert(0, sys.argv[1])
 from llm8 import environment
-environment.VENV, sys.modules["numpy"] = "nowhere", None
+environment.VENV, sys.modules["numpy"] = "venv", None
 environment.OLDEST = tuple(map(int, sys.argv[2].split(".")))
 environment.start("doctor")'
     expect_message 2 "Python lacks numpy" python3 -c "$lacking" "$root/scripts" 3.11
-    says "make scripts"
+    says 'run `make scripts` in '
+    mkdir venv && touch venv/ready # made, for a Python that is no more
+    expect_message 2 'run `rm -r .venv; make scripts` in ' python3 -c "$lacking" "$root/scripts" 3.11
     expect_message 2 "4.1 or newer is needed" python3 -c "$lacking" "$root/scripts" 4.1
 }
 

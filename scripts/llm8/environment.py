@@ -204,7 +204,8 @@ def start(module):
         status = importlib.import_module("llm8." + module).main() or 0
         sys.stdout.flush()
     except ModuleNotFoundError as error:
-        die(f"Python lacks {error.name} ({sys.executable}): run `make scripts` in {ROOT}")
+        anew = "rm -r .venv; " * os.path.exists(os.path.join(VENV, "ready"))  # of another Python
+        die(f"Python lacks {error.name} ({sys.executable}): run `{anew}make scripts` in {ROOT}")
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError: # as in scripts/monitor --once RUN | head
