@@ -35,6 +35,7 @@ from llm8 import (
     plots,
     report,
     series,
+    shard_header,
     style,
     text,
 )
@@ -948,10 +949,11 @@ def test_bad_words_are_refused():
     os.mkdir("d")
     os.mkdir("c/bf16/seed-2/step_00000001")
     for path, content in (("notes", "two\nlines\n"), ("listed/variants.json", "{}"),
-                          ("c/bf16/seed-2/command.json", '["a", 1]'), ("metrics.jsonl", ""),
+                          ("c/bf16/seed-2/command.json", '["a", 1]'),
+                          ("shard.bin", shard_header.header(2, 100) + bytes(200)),
                           ("cut/b/seed-1234/command.json", '["a", ')):
         check.write(path, content)
-    short = {"C": "-- --model llama-tiny --data metrics.jsonl",
+    short = {"C": "-- --model llama-tiny --data shard.bin",
              "AB": "--variant a: --variant b:", "RUN": "--run a:c/bf16/seed-2"}
     for row in REFUSED.strip().splitlines():
         script, said, words = row.split(" | ")

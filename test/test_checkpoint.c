@@ -499,7 +499,7 @@ TEST(a_resume_takes_what_is_not_given) {
         {"--fp8-format e4m3", RESUMED "--bf16", "fp8-format none, bf16 true"},
         {"--fp8-format e4m3", RESUMED "--bf16 --fp8-format hybrid", "fp8-format hybrid"},
         {"--fp8-format e4m3 --bf16", RESUMED, "fp8-format e4m3, bf16 true"},
-        {"--fp8-format e4m3", RESUMED "--config bf16.txt", "fp8-format e4m3, bf16 true"},
+        {"--fp8-format e4m3", RESUMED "--config bf16.txt", "fp8-format none, bf16 true"},
         {"--fp8-format e4m3", RESUMED "--no-bf16", "fp8-format e4m3"},
         {"--check-interval 5", RESUMED "--no-deterministic", "check-interval 0"},
         {"--sample-prompt a", RESUMED "--sample-tokens 1", "sample-prompt , sample-tokens 1"},
