@@ -27,18 +27,18 @@ bool token_file_open(TokenFile *f, const char *path, TokenFileKind kind) {
     *f = (TokenFile){0};
     path_format(f->path, "%s", path);
     f->file = file_open(path, &f->bytes);
+    const char *only = kind.examples[0] != NULL ? "; a pattern must match nothing else" : "";
     bool ok = f->file >= 0 &&
               (f->bytes >= SHARD_HEADER_BYTES ||
-               fail("%s: %zu bytes, too short for a %s (its header alone is %d); %s", path,
-                    f->bytes, kind.name, SHARD_HEADER_BYTES, kind.remedy)) &&
+               fail("%s: %zu bytes, too short for a %s (its header alone is %d); %s%s", path,
+                    f->bytes, kind.name, SHARD_HEADER_BYTES, kind.remedy, only)) &&
               read_header(f, kind) &&
               (f->header[0] == kind.magic ||
-               fail("%s: magic number %d, not a %s's %d; %s%s", path, f->header[0], kind.name,
-                    kind.magic, kind.remedy,
-                    kind.examples[0] == NULL
-                        ? ""
-                        : "; a pattern must match nothing else, and tokens of another program "
-                          "need a header (docs/data.md)")) &&
+               fail("%s: magic number %d, not a %s's %d; %s%s%s", path, f->header[0], kind.name,
+                    kind.magic, kind.remedy, only,
+                    kind.magic == SHARD_MAGIC
+                        ? ", and tokens of another program need a header (docs/data.md)"
+                        : "")) &&
               (f->header[1] == 1 || f->header[1] == 2 ||
                fail("%s: %s version %d; this program reads 1 (uint16) and 2 (uint32)", path,
                     kind.name, f->header[1]));
@@ -77,7 +77,7 @@ bool token_files_find(glob_t *found, const char *pattern, TokenFileKind kind) {
     if (status == GLOB_ABORTED) { return fail("%s: %s", pattern, error_text()); }
     const char *why = status == GLOB_NOMATCH ? "no such file" : "the files cannot be listed";
     if (status != 0) {
-        bool several = kind.magic == SHARD_MAGIC && strchr(pattern, ' ') != NULL;
+        bool several = kind.magic == SHARD_MAGIC && strpbrk(pattern, " ,") != NULL;
         return fail("%s: %s; %s%s", pattern, why, kind.remedy,
                     several ? "; of several sources each has its weight before it: '0.7 A 0.3 B'"
                             : "");

@@ -82,11 +82,11 @@ FLAG("reset-attention-mask", reset_attention_mask, "false",
     "lists of documents (SHARD.starts)", EVALUATION)
 FLAG("reset-position-ids", reset_position_ids, "false",
     "positions count from the first token of a document (gpt2; a rotary embedding is relative); "
-    "on by default where --reset-attention-mask is", EVALUATION)
+    "on by default where --reset-attention-mask is", EVALUATION, NEEDS("arch gpt2"))
 FLAG("eod-mask-loss", eod_mask_loss, "false",
     "the token after one that ends or separates documents does not count as a target", EVALUATION)
 FLAG("accept-data-change", accept_data_change, "false",
-    "resume although --data differs from the data of the checkpoint's run", ACTION)
+    "resume although --data differs from the data of the checkpoint's run", ACTION, NEEDS("resume"))
 
 #undef GROUP
 #define GROUP "Training"
@@ -244,12 +244,13 @@ FLAG("eval-only", eval_only, "false",
 #define GROUP "Checkpoints"
 TEXT("save", save, "", "DIR", "where checkpoints, metrics.jsonl and config.txt go", NOTHING)
 LONG("save-interval", save_interval, "1000", 1, COUNT_MAX,
-    "steps between checkpoints (and one at the end)", NOTHING)
+    "steps between checkpoints (and one at the end)", NOTHING, NEEDS("save"))
 INT("keep", keep, "3", 0, 1 << 30,
-    "newest checkpoints kept, besides the best and the last good one; 0: all", NOTHING)
+    "newest checkpoints kept, besides the best and the last good one; 0: all", NOTHING,
+    NEEDS("save"))
 INT("lock-timeout", lock_timeout, "120", 0, 1 << 20,
     "seconds to wait while another run uses --save, such as the earlier run of a requeued job",
-    ACTION)
+    ACTION, NEEDS("save"))
 TEXT("load", load, "", "DIR",
     "start from the weights of a checkpoint or of scripts/convert_hf import, as a new run, with "
     "their model's shape", START)

@@ -61,6 +61,7 @@ test_refusals() {
     files >before
     check_rows <<'ROWS'
 1|tiny --data 'missing_*.bin'|--data missing_*.bin: no such file; make shards of texts with ./tokenize, of other files with scripts/prepare_data|!match
+1|tiny --data d/x_train.bin,d/x_val.bin|: no such file; make shards|; of several sources each has its weight before it
 1|tiny --data 'd/x_train.bin 1 d/x_val.bin 2'|: no such file; make shards of texts with ./tokenize, of other files with scripts/prepare_data; of several sources each has its weight before it: '0.7 A 0.3 B'
 1|tiny --data 'd/*.bin'|d/x_tokenizer.bin: magic number 20240328, not a token shard's 20240520; make shards of texts with ./tokenize, of other files with scripts/prepare_data; a pattern must match nothing else, and tokens of another program need a header (docs/data.md)
 1|tiny --data d|--data d: a folder; give a pattern that only its token shards match, such as 'd/*train*.bin'
@@ -74,7 +75,15 @@ test_refusals() {
 1|train --valid-data cut.bin|--valid-data cut.bin: the header
 1|tiny|--data is missing: which shards to train on; --sample-only and --eval-only need none
 1|train_gpt --load whole --sample-prompt a|--data is missing|--sample-only
-1|tiny --data rows|--data rows: |too short for a token shard|with scripts/prepare_data
+1|tiny --data rows|--data rows: |too short for a token shard|with scripts/prepare_data; a pattern must match nothing else|!warning
+1|train --eval-choices d/x_val.bin|prepare_choices makes them; a pattern must match nothing else|!header
+0|train --iterations-to-skip 4-6|--iterations-to-skip 4-6: none of these steps is left to train
+0|train --iterations-to-skip 3-6|!none of these steps
+0|train --sample-interval 4|--sample-interval 4: the run ends at step 3, without a sample
+0|train --sample-interval 3 --sample-length 1|!without a sample
+0|train --reset-position-ids|--reset-position-ids has no effect without --arch gpt2
+0|train --keep 2 --accept-data-change|--keep has no effect without --save|--accept-data-change has no effect without --resume
+0|train --resume whole|nothing to train|!warning
 1|tiny --plan --data 'missing_*.bin'|--data missing_*.bin: no such file
 1|tiny --plan --data cut.bin|--data cut.bin: the header says
 1|tiny --plan --data alone.bin --vocab-size 100|--data alone.bin: token |outside the vocabulary of 100
@@ -293,7 +302,7 @@ test_starts() {
 0|train --save-interval 2 --save saved|  saves       every 2 steps to saved
 0|train --resume latest --save saved --save-interval 1|  saves       every 1 step to saved|!warning
 0|train --resume latest --save fresh|no checkpoint under fresh yet: starting from step 0
-0|train --resume saved/latest|warning: --resume saved/latest without --save: nothing is saved from here on|  saves       nothing: no --save
+0|train --resume saved/latest --train-iters 4|warning: --resume saved/latest without --save: nothing is saved from here on|  saves       nothing: no --save
 0|train --fp8-format hybrid|; delayed scaling, history 1024, margin 0 (E5M2: 5); fast accumulation
 0|train --fp8-format hybrid --fp8-recipe tensorwise|; tensorwise scaling; fast accumulation forward, split backward
 0|train --fp8-format e4m3 --fp8-recipe blockwise|; blockwise scaling, 1 x 128 and 128 x 128, power-of-two scales; split

@@ -111,7 +111,7 @@ static bool find_of_sources(Run *run, const Options *o, bool chats, FoundTokeniz
         TokenFile shard;
         bool shards = shards_find(pattern, chats ? SHARD_MASKED : 0, &shard);
         uint32_t fingerprint = shards ? shard.tokenizer : 0;
-        found = (fingerprint != 0 || !chats) &&
+        found = shards && (fingerprint != 0 || !chats) &&
                 find_made(run, chats ? shard.path : pattern, fingerprint, made);
     }
     return found;

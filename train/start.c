@@ -179,7 +179,8 @@ void run_start(Run *run, const char *device) {
     if (run->group.rank > 0) { return; }
     if (options_train(o)) { warn_of_schedule(o); }
     bool dumps = o->dump_gradients[0] != '\0'; // then no step follows
-    if (options_train(o) && o->resumes && !options_save(o) && !dumps) {
+    bool steps = o->resumes && done.step < o->train_iters;
+    if (options_train(o) && steps && !options_save(o) && !dumps) {
         warn("--resume %s without --save: nothing is saved from here on", o->resume);
     }
 }
@@ -201,11 +202,6 @@ static void resume(Run *run) {
     or_die(checkpoint_match(checkpoint, o, &run->layout));
     // progress.samples counts sequences of this run's --seq-length
     run->progress.samples = run->progress.tokens / o->seq_length;
-    if (o->iterations_to_skip[0] != '\0' &&
-        options_next_skip(o, run->progress.step + 1) > o->train_iters) {
-        printf("  --iterations-to-skip %s: none of these steps is left to train\n",
-               o->iterations_to_skip);
-    }
     run_match_data(run);
     if (options_train(o) && run->progress.step >= o->train_iters) {
         char limit[60] = "--train-iters is";
@@ -250,6 +246,15 @@ void run_restore(Run *run) {
         start_anew(run);
     }
     bool has_steps = options_train(o) && p->step < o->train_iters;
+    bool skips = o->iterations_to_skip[0] != '\0';
+    if (has_steps && skips && options_next_skip(o, p->step + 1) > o->train_iters) {
+        printf("  --iterations-to-skip %s: none of these steps is left to train\n",
+               o->iterations_to_skip);
+    }
+    if (has_steps && o->sample_interval > o->train_iters) {
+        printf("  --sample-interval %lld: the run ends at step %lld, without a sample\n",
+               (long long)o->sample_interval, (long long)o->train_iters);
+    }
     if (o->dump_gradients[0] != '\0' && !has_steps) {
         die("--dump-gradients %s: this run trains no step (--train-iters %lld)", o->dump_gradients,
             (long long)o->train_iters);
