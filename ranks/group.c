@@ -456,12 +456,16 @@ typedef struct {
     bool warned;                   // this rank has warned that another rank was refused
 } Attempt;
 
-// Returns whether a Hello arrives within `seconds`. *bytes: how many bytes have arrived.
-static bool receive_hello(int file, double seconds, Hello *h, ssize_t *bytes) {
+// What has arrived on a connection: a Hello, something else, or nothing. ENDED: the peer has
+// closed the connection.
+typedef enum { HELLO, FOREIGN, SILENCE, ENDED } Arrival;
+
+static Arrival receive_hello(int file, double seconds, Hello *h) {
     set_timeouts(file, 2, seconds);
-    *bytes = recv(file, h, sizeof(*h), MSG_WAITALL);
+    ssize_t bytes = recv(file, h, sizeof(*h), MSG_WAITALL);
     h->host[HOST - 1] = h->token[TOKEN - 1] = h->text[sizeof(h->text) - 1] = '\0';
-    return *bytes == sizeof(*h) && h->magic == MAGIC;
+    if (bytes <= 0) { return bytes < 0 ? SILENCE : ENDED; }
+    return bytes == sizeof(*h) && h->magic == MAGIC ? HELLO : FOREIGN;
 }
 
 static bool send_hello(int file, const Hello *h) {
@@ -485,8 +489,7 @@ static bool has_ended(int file) {
 static bool assign_connection(Attempt *attempt, int file) {
     const Watch *w = attempt->w;
     Hello h;
-    ssize_t bytes;
-    bool heard = receive_hello(file, HELLO_SECONDS, &h, &bytes), ok = true;
+    bool heard = receive_hello(file, HELLO_SECONDS, &h) == HELLO, ok = true;
     bool known = heard && h.rank > 0 && h.rank < w->ranks && h.connection >= 0 &&
                  h.connection < CONNECTIONS;
     Peer *p = known ? &w->peers[h.rank] : NULL;
@@ -553,8 +556,7 @@ static void *redirect_ranks(void *argument) {
         int file = accept4(d->listener, (struct sockaddr *)&from, &length, SOCK_CLOEXEC);
         if (file < 0 && errno == EINVAL) { return NULL; }
         Hello h;
-        ssize_t bytes;
-        bool ours = file >= 0 && receive_hello(file, HELLO_SECONDS, &h, &bytes) &&
+        bool ours = file >= 0 && receive_hello(file, HELLO_SECONDS, &h) == HELLO &&
                     strcmp(h.token, d->attempt.mine.token) == 0;
         if (ours && h.connection == REDIRECT) {
             d->attempt.mine.port = h.port;
@@ -574,11 +576,10 @@ static bool tell_redirector(Attempt *attempt, int port) {
     const Rendezvous *m = attempt->rendezvous;
     const char *why = "it gives no answer; has it another LLM8_SECRET?";
     Hello h = attempt->mine;
-    ssize_t bytes;
     h.connection = REDIRECT;
     h.port = port;
     int file = open_socket(m->host, m->port, false, &why);
-    bool told = file >= 0 && send_hello(file, &h) && receive_hello(file, 2, &h, &bytes) &&
+    bool told = file >= 0 && send_hello(file, &h) && receive_hello(file, 2, &h) == HELLO &&
                 h.connection == REDIRECT;
     close_file(&file);
     if (told) {
@@ -654,14 +655,13 @@ static bool reach_rank_0(Attempt *attempt) {
     for (;;) {
         const char *why = "";
         Hello h = {0};
-        ssize_t bytes;
         snprintf(attempt->address, sizeof(attempt->address), "%s port %d", at.host, at.port);
         if (connect_to(attempt, &at, &why)) {
             // waits longer than rank 0, so that rank 0 can still say why the rendezvous has failed
             double patience = attempt->limit * 1.125 + 5 - (wall_seconds() - start);
-            bool heard = receive_hello(attempt->w->peers[0].files[WATCHDOGS], fmax(1, patience), &h,
-                                       &bytes);
-            bool redirects = heard && h.connection == REDIRECT;
+            int file = attempt->w->peers[0].files[WATCHDOGS];
+            Arrival arrival = receive_hello(file, fmax(1, patience), &h);
+            bool redirects = arrival == HELLO && h.connection == REDIRECT;
             if (redirects && h.port > 0 && !sent) {
                 sent = true;
                 at.port = h.port;
@@ -669,21 +669,22 @@ static bool reach_rank_0(Attempt *attempt) {
                 continue;
             }
             // if nobody listens, the socket may connect to itself (TCP's simultaneous open)
-            bool rank_0 = heard && !redirects && h.rank != attempt->mine.rank;
+            bool rank_0 = arrival == HELLO && !redirects && h.rank != attempt->mine.rank;
             if (rank_0 && h.text[0] == '\0') {
                 memcpy(attempt->w->peers[0].host, h.host, HOST);
                 return true;
             }
             if (rank_0) { return fail("%s", h.text); }
-            if (bytes > 0 && !heard) {
+            if (arrival == FOREIGN) {
                 return fail("what answers at %s is not rank 0 of an llm8.c run: are MASTER_ADDR "
                             "and MASTER_PORT right?",
                             attempt->address);
             }
-            why = redirects   ? "it has not yet come there to say where it listens"
-                  : bytes < 0 ? "it said nothing"
-                              : "it closed the connection; is it of another run, or has another "
-                                "LLM8_SECRET?";
+            why = redirects ? "it has not yet come there to say where it listens"
+                  : arrival == SILENCE
+                      ? "it said nothing"
+                      : "it closed the connection; is it of another run, or has another "
+                        "LLM8_SECRET?";
         }
         double now = wall_seconds();
         bool ends = now >= start + attempt->limit;
