@@ -788,6 +788,9 @@ def test_bad_sources_are_refused():
         write("large.json", "[]")
         refused(call(prepare_data, "--output", "bad", *BYTE, "large.json"), "memory ran out",
                 "; a .json is read as a whole")
+    write("plain.txt", "a")
+    refused(call(prepare_data, "--output", "bad", *BYTE, "plain.txt", "--text-field", "body"),
+            "--text-field: of rows; the sources hold none")
     prepared("body", "field.jsonl", "--text-field", "body", "--valid-fraction", 0)
     assert byte_documents("body", "train") == [b"a"]
 

@@ -706,6 +706,18 @@ def test_narrow_terminals_drop_columns_and_no_names():
         assert max(map(len, shown.splitlines())) <= width
         says(shown, "a-long-name-of-a-run", "10/10", "finished")
         same("norm" in shown, width == 100)
+    for columns in (1, 12, 20):
+        with mock.patch.dict(os.environ, {"COLUMNS": str(columns)}):
+            result = call(monitor.main, *(run.path for run in runs), "--once")
+        same(result.status, 0, result.err)
+        assert max(map(len, result.out.splitlines())) <= 20, result.out
+
+
+def test_a_dumb_terminal_is_not_cleared():
+    for term, live in (("xterm", True), ("dumb", False)):
+        with mock.patch.dict(os.environ, {"TERM": term}), mock.patch.object(sys, "stdout") as out:
+            out.isatty.return_value = True
+            same(environment.is_live(), live)
 
 
 def test_runs_without_a_step():
@@ -923,7 +935,10 @@ compare | c/bf16/seed-2/command.json: damaged: not a list of words | --out c --s
 compare | two variants at least | --report-only --out nowhere
 compare | no such runs | --report-only --out c --variant bf16: --variant fp16:
 compare | metrics.jsonl is not there | --report-only RUN --run b:d
-compare | the same seed | --report-only RUN RUN --run b:c/fp8/seed-2
+compare | the same run twice | --report-only RUN --run b:c/../c/bf16/seed-2
+compare | the same seed | --report-only RUN --run a:own/a/seed-1234 --run b:c/fp8/seed-2
+compare | unstarted/metrics.jsonl has no step | --report-only RUN --run b:unstarted
+doctor | pipe/metrics.jsonl: not a regular file | pipe
 compare | must be a percentage | --out r --train-limit -1 C
 compare | did not make | --out own AB C
 compare | unknown option --model: the trainer's own come after -- | --model llama-tiny
@@ -948,6 +963,9 @@ def test_bad_words_are_refused():
         whole_run(name, [2.0])
     os.mkdir("d")
     os.mkdir("c/bf16/seed-2/step_00000001")
+    whole_run("unstarted", [])
+    os.mkdir("pipe")
+    os.mkfifo("pipe/metrics.jsonl")
     for path, content in (("notes", "two\nlines\n"), ("listed/variants.json", "{}"),
                           ("c/bf16/seed-2/command.json", '["a", 1]'),
                           ("shard.bin", shard_header.header(2, 100) + bytes(200)),

@@ -77,6 +77,9 @@ def named_runs(options):
     if len(folders) < 2:
         environment.die(f"--report-only: two variants at least are needed; under {options.out}: "
                         f"{', '.join(folders) or 'none'} (--run NAME:FOLDER names others)")
+    paths = [os.path.realpath(metrics.metrics_path(path)) for path in sum(folders.values(), [])]
+    if len(set(paths)) < len(paths):
+        environment.die("--run: the same run twice; give each folder once")
     return folders
 
 
@@ -92,8 +95,8 @@ def report_on(options, folders):
         if len(set(seeds)) < len(seeds):
             environment.die(f"{variant.name}: two of its runs have the same seed "
                             f"({', '.join(seeds)})")
-    if not all(run.steps for run in comparison.runs):
-        environment.die("nothing to report yet: not every run has a step")
+    if waiting := [run.path for run in comparison.runs if not run.steps]:
+        environment.die(f"nothing to report yet: {waiting[0]} has no step")
     metrics.warn_of_bad_lines(comparison.runs)
     judge.judge(comparison)
     commands = [["scripts/compare", *sys.argv[1:]]]

@@ -498,7 +498,7 @@ def main():
     p.add_argument("--brief", action="store_true", help="leave out what is ok")
     words = p.parse_args()
     run = metrics.open_started(words.run)
-    width = max(50, min(100, shutil.get_terminal_size((100, 24)).columns))
+    width = max(40, min(100, shutil.get_terminal_size((100, 24)).columns))
     print(textwrap.fill(printable(
         f"{words.run}: {run.option('arch', '?')}, {run.option('num-layers', '?')} layers x "
         f"{run.option('hidden-size', '?')}, {counted(metrics.number(run.start, 'parameters'))} "

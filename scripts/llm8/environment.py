@@ -39,6 +39,11 @@ def warn(message):
     print(printable(f"warning: {message}"), file=sys.stderr, flush=True)
 
 
+def is_live():
+    """Whether standard output is a terminal, on which lines may be cleared."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def trainer(name):
     """Returns the path of one of our C programs: at the top of the tree, or in LLM8_BIN."""
     return os.path.join(os.environ.get("LLM8_BIN") or ROOT, name)

@@ -56,6 +56,8 @@ def refuse_others(path, option=""):
     accepted, because it may become a run."""
     if not os.path.exists(path):
         environment.die(f"{option}{path}: no such run; give the folder that --save names")
+    if os.path.exists(file := metrics_path(path)) and not os.path.isfile(file):
+        environment.die(f"{option}{file}: not a regular file; give the folder that --save names")
     if os.path.isdir(path) and not os.path.exists(metrics_path(path)):
         near = [os.path.join(path, name) for name in sorted(os.listdir(path))]
         if re.search(r"/(latest|best|step_\d+)$", os.path.abspath(path)): # a checkpoint

@@ -7,13 +7,12 @@
 A run is the folder that --save names, or a metrics.jsonl. The whole file is read, and then what is
 added; a run that stops and is resumed is followed on, and steps that it does again take the place
 of the earlier ones. Loss, norm and tokens/s are medians of the newest 20 steps; the log prints
-those of one step. Ends when every run has finished; Ctrl-C ends it before. Without a terminal it
-prints the state once, at the end."""
+those of one step. Ends when every run has finished; Ctrl-C ends it before. Without a terminal, or
+on one that cannot be cleared (TERM=dumb), it prints the state once, at the end."""
 
 import math
 import shutil
 import statistics
-import sys
 import textwrap
 import time
 
@@ -120,7 +119,7 @@ def frame(runs, width, height):
 
 
 def watch(options, runs, boards):
-    live = sys.stdout.isatty() and not options.once
+    live = environment.is_live() and not options.once
     while True:
         for run in runs:
             records = run.poll()
@@ -130,8 +129,8 @@ def watch(options, runs, boards):
         if live or over:
             width, height = shutil.get_terminal_size((120, 30))
             # a live one moves to the terminal's top and clears it
-            print("\033[H\033[J" * live + frame(runs, min(width, 160), height if live else 30),
-                  flush=True)
+            shown = frame(runs, max(20, min(width, 160)), height if live else 30)
+            print("\033[H\033[J" * live + shown, flush=True)
         if over:
             return
         time.sleep(options.interval)

@@ -789,6 +789,8 @@ def main():
                  for unit in sources.units_of(paths, valid, o.text_field, o.skip_bad)]
         with named_by("--output"):
             os.makedirs(o.output, exist_ok=True)
+        if o.text_field and all(unit.kind == "text" for unit in units):
+            die("--text-field: of rows; the sources hold none, but texts")
         work = os.path.join(o.output, ".work")
         if not os.path.isdir(work) and is_made(o.output, settings, vocabulary):
             return  # takes no lock: the folder may be another user's

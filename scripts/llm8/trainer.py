@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 from . import environment
@@ -53,7 +52,7 @@ class Signals:
 def show_progress(label, run, last=False):
     """Prints the line of a run's progress: on a terminal each time, elsewhere once at the end. A
     run that never started leaves no line, because its error is enough."""
-    live = sys.stdout.isatty()
+    live = environment.is_live()
     if live or last:
         run.poll()
         now = cells(run)
