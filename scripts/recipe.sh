@@ -156,7 +156,12 @@ build() {
         check_options --version "$@" # its tokenizer is not there yet
     elif [[ ${PREPARE:-0} != 1 ]]; then
         make -s -C "$root" train_gpt train_gptcu || die "the build failed"
-        check_options --plan "$@"
+        local absent=() # what prepare_data() has yet to make
+        if ! compgen -G "$data/train_*.bin" >/dev/null; then
+            has data "$@" || absent+=(--data= --epochs 0)
+            has valid-data "$@" || absent+=(--valid-data=)
+        fi
+        check_options --plan "$@" "${absent[@]}"
     fi
 }
 

@@ -217,8 +217,9 @@ test_the_estimate_has_the_head_of_the_run() {
     for name in train_gptcu scripts/{prepare_data,prepare_choices,estimate,compare,restart.sh}; do
         printf '#!/bin/sh\necho "${0##*/} $*"\n' >"tree/$name" && chmod +x "tree/$name"
     done
-    echo 'case "$NNODES $*" in " "*" --gpus 4 "*"--lr 1 --plan" | "2 "*" --gpus 4 "*--plan)' \
-        'echo "error: no" >&2; exit 1; esac' >>tree/train_gptcu
+    echo 'case "$NNODES $*" in " "*" --gpus 4 "*"--lr 1 "*"--plan" | "2 "*" --gpus 4 "*--plan)' \
+        'echo "error: no" >&2; exit 1;; *"$PWD"/tree/data/*--plan | *"--epochs=2 --plan")' \
+        'echo "error: these data are not there yet" >&2; exit 1; esac' >>tree/train_gptcu
     check_rows <<'ROWS'
 0|env GPUS=2 tree/scripts/run_gpt2_124m.sh --lr 1|estimate --gpus 2 --model gpt2-124m | --fp8-lm-head --lr 1|restart.sh 
 0|env GPUS=2 tree/scripts/run_llama_1b.sh|estimate --gpus 2 --model llama-1b | --fp8-lm-head
@@ -227,6 +228,7 @@ test_the_estimate_has_the_head_of_the_run() {
 1|env GPUS=4 tree/scripts/run_llama_1b.sh --lr 1|error: no|!prepare_data
 1|env GPUS=4 SLURM_JOB_ID=7 SLURM_NNODES=2 tree/scripts/run_llama_1b.sh|error: no|!prepare_data
 0|env GPUS=2 LAUNCH=torchrun TORCHRUN=--nnodes=2 tree/scripts/run_llama_1b.sh|estimate --gpus 4 --model llama-1b
+0|env -u DATA GPUS=2 tree/scripts/run_llama_1b.sh --epochs=2|prepare_data fineweb-edu|.bin --fp8-lm-head --epochs=2
 0|env -u DATA GPUS=2 tree/scripts/run_llama_1b.sh --data mine|prepare_data fineweb-edu|prepare_choices
 0|env -u DATA GPUS=2 tree/scripts/run_llama_1b.sh --data mine --valid-data=v|--data mine --valid-data=v|!prepare_
 ROWS
