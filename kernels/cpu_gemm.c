@@ -35,15 +35,14 @@ static inline void transpose_4_rows(float *out, int width, const float *x, int l
         Quad r0 = *(const Quad *)(x + c), r1 = *(const Quad *)(x + (size_t)ld + c);
         Quad r2 = *(const Quad *)(x + 2 * (size_t)ld + c),
              r3 = *(const Quad *)(x + 3 * (size_t)ld + c);
-        Quad t0 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5);
-        Quad t1 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
-        Quad t2 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
-        Quad t3 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
+        // these become shuffles of two vectors, for which compilers have functions of various names
+        Quad t0 = {r0[0], r1[0], r0[1], r1[1]}, t1 = {r2[0], r3[0], r2[1], r3[1]};
+        Quad t2 = {r0[2], r1[2], r0[3], r1[3]}, t3 = {r2[2], r3[2], r2[3], r3[3]};
         float *o = out + (size_t)c * width;
-        *(Quad *)o = __builtin_shufflevector(t0, t1, 0, 1, 4, 5);
-        *(Quad *)(o + width) = __builtin_shufflevector(t0, t1, 2, 3, 6, 7);
-        *(Quad *)(o + 2 * width) = __builtin_shufflevector(t2, t3, 0, 1, 4, 5);
-        *(Quad *)(o + 3 * width) = __builtin_shufflevector(t2, t3, 2, 3, 6, 7);
+        *(Quad *)o = (Quad){t0[0], t0[1], t1[0], t1[1]};
+        *(Quad *)(o + width) = (Quad){t0[2], t0[3], t1[2], t1[3]};
+        *(Quad *)(o + 2 * width) = (Quad){t2[0], t2[1], t3[0], t3[1]};
+        *(Quad *)(o + 3 * width) = (Quad){t2[2], t2[3], t3[2], t3[3]};
     }
     for (; c < cols; c++) {
         for (int r = 0; r < 4; r++) { out[(size_t)c * width + r] = x[(size_t)r * ld + c]; }

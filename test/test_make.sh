@@ -156,6 +156,14 @@ test_without_make_it_is_said() {
         env PATH="$PWD/few" "$root/scripts/packages.sh" --install --tests 'make test'
 }
 
+# Ubuntu 22.04's compiler. clang needs another library's omp.h.
+test_an_older_compiler_takes_the_sources() {
+    command -v gcc-11 >/dev/null || { skip "no gcc-11" && return; }
+    expect_status 0 gcc-11 -fsyntax-only -std=gnu11 -fopenmp -Wall -Werror "$root"/train_gpt.c \
+        "$root"/{base,model,ranks,checkpoints,train,dataloader,scripts}/*.c \
+        "$root"/kernels/{cpu,cpu_gemm,rope}.c || fail
+}
+
 # What a user types stands in make help, and what stands there is a target.
 test_help_lists_the_targets() {
     expect_status 0 make -C tree --no-print-directory help || return
