@@ -1062,7 +1062,7 @@ def test_large_shards_have_the_same_checksum():
 
 def answer_of(*words, given=""):
     """What scripts/chat prints in this process, where no Python starts for each answer."""
-    with mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(given.encode()))):
+    with mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(os.fsencode(given)))):
         return done(chat.main, *words).out
 
 
@@ -1073,6 +1073,7 @@ def talk_takes_turns(ask, known, exact):
     alone = answer_of(*ask, first, *exact)
     assert answer_of(*ask, *exact, given=f"{first}\n/exit\n{second}\n") == alone
     assert answer_of(*ask, *exact, given="\n  \n") == ""
+    assert answer_of(*ask, *exact, given="\udce9t\n")  # a line that is no UTF-8
     said = run("scripts/chat", *ask, *exact, given=f"{first}\n\n{second}\n").out
     assert said.startswith(alone) and len(said) > len(alone)
     whole = [{"role": "user", "content": first}, {"role": "assistant", "content": alone.strip()},

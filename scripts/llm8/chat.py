@@ -90,6 +90,7 @@ class Model:
 
 def turns():
     """Yields the user's lines, until /exit or the end of the input."""
+    sys.stdin.reconfigure(errors="replace")
     asks = sys.stdin.isatty()
     if asks:
         with contextlib.suppress(ImportError):
