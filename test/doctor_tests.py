@@ -285,6 +285,10 @@ def test_ends_are_named():
         "step", after=50, skipped=1, reason="nonfinite")(record)), "r/bf16")
     expect(late, 1, "-> the same command with --resume planted/late/late/step_00000040, changed as",
            "-> a lower --lr or a longer")
+    # it diverged before the first NaN
+    shutil.copytree(late, "r/diverged/x", symlinks=True)
+    early = planted("early", changed("step", more("loss", 9), after=30, before=51), "r/diverged/x")
+    expect(early, 1, "-> the same command with --resume planted/early/early/step_00000020, changed")
     going_on = planted("unended", lambda record: record["kind"] != "end" and changed(
         "save", after=59, error="no room")(record), "r/bf16")
     os.remove(f"{going_on}/.lock") # else nobody holds it: it died

@@ -31,6 +31,7 @@ FIRST_STEPS = 5      # losses may jump in these
 RISE_ALLOWED = 0.10  # rise of the loss above its lowest value, as a share of that value
 # standard errors: even by chance, the lowest of 20 means is far below the last one
 NOISE_ALLOWED = 5
+USUAL_RISE = 0.5     # nats above the lowest loss so far
 SPIKE = 1.5          # a spike is above the lowest loss so far times this,
 SPIKE_NOISES = 12    # and by so many usual changes between steps (test/doctor_tests.py)
 # times the loss of guessing: above this, nothing was learned
@@ -93,6 +94,14 @@ def back(run, step):
     return f"{run.folder} has no checkpoint from before that: start it anew, in another --save"
 
 
+def last_good(run):
+    """Returns the last step after which the weights were good, as a trainer judges a checkpoint: by
+    the loss of the next step."""
+    steps, values = series.learned(run, "loss")
+    good = steps[values < numpy.minimum.accumulate(values) + USUAL_RISE]
+    return int(good[-1]) - 1 if len(good) else 0
+
+
 # ---- how it went -------------------------------------------------------------------------------
 
 
@@ -120,10 +129,8 @@ def state(run):
                     go_on or again)
     if run.unsaved and run.unsaved["error"] in (run.end.get("error") or ""):
         return wrong("state", f"{where}, but the last save failed", f"mend that; then {again}")
-    learned = max((step for step, record in run.steps.items() if not record.get("skipped")),
-                  default=0)
     return wrong("state", f"{run.state}, {where}", {
-        metrics.SKIPPED_TOO_OFTEN: f"{back(run, learned)}, changed as for the steps below",
+        metrics.SKIPPED_TOO_OFTEN: f"{back(run, last_good(run))}, changed as for the steps below",
         metrics.WRONG_RESULTS: f"take that GPU out of use; {go_on or again}"}.get(
             status, f"mend that; then {again}" if run.end.get("error") else
             "read the end of its standard error for the reason"))
