@@ -855,7 +855,8 @@ def test_empty_sources_are_refused():
     write("empty.jsonl", "\n\n")
     refused(call(prepare_data, "--output", "empty", *BYTE, "empty.jsonl"), "no text at all")
     os.makedirs("bare", exist_ok=True)
-    refused(call(prepare_data, "--output", "empty", *BYTE, "bare"), "bare", "no such file")
+    refused(call(prepare_data, "--output", "empty", *BYTE, "bare"),
+            "bare: has no file that is read in a folder", "unpack what is packed")
 
 
 def test_missing_files_are_named_before_the_network_is_needed():

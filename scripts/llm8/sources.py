@@ -110,8 +110,10 @@ def expand(patterns, what):
             if not os.path.isfile(path):
                 die(f"{what} {path}: not a regular file; copy what it holds into one")
         if not found:
-            die(f"{what} {pattern}: no such file, nor a folder with any ({' '.join(IN_FOLDERS)}); "
-                "a .json, .csv or .tsv must be named itself")
+            die(f"{what} {pattern}: " + (
+                f"has no file that is read in a folder ({' '.join(IN_FOLDERS)}); name a .json, "
+                ".csv or .tsv itself, and unpack what is packed" if os.path.isdir(pattern) else
+                "no such file or folder"))
         files += found
     once = {}
     for path in files:
