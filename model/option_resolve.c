@@ -395,10 +395,9 @@ static bool check_values(const Options *o) {
                     o->num_layers_at_start_in_bf16, o->num_layers_at_end_in_bf16, o->num_layers);
     }
     if (!o->deterministic && o->check_interval > 0) {
-        return fail(
-            "--check-interval %lld: must be 0 with --no-deterministic, whose results differ "
-            "from one time to the next",
-            (long long)o->check_interval);
+        return fail("--check-interval %lld: must be 0 with --no-deterministic%s, whose results "
+                    "differ from one time to the next",
+                    (long long)o->check_interval, option_from_checkpoint(o, "deterministic", from));
     }
     bool latest = strcmp(o->resume, "latest") == 0;
     if ((latest || o->list_checkpoints) && o->save[0] == '\0') {

@@ -27,6 +27,7 @@ prepare() {
         printf %b "\\x${hex:6:2}\\x${hex:4:2}\\x${hex:2:2}\\x${hex:0:2}" >"$magic.bin"
     done
     printf 'valid-data a.bin\nvalid-data b.bin\n' >twice.txt
+    printf '%s\n' 'data gone_train.bin' 'valid-data gone_val.bin' 'eval-choices gone.bin' >gone.txt
     printf 'one\n<|endoftext|>\ntwo, which is longer\n' >named
     printf 'o\0n\0e\0' >utf16
     printf '\xef\xbb\xbf[\n {"text": "one"},\n {"text": "two"}]\n' >rows
@@ -84,6 +85,12 @@ test_refusals() {
 0|train --reset-position-ids|--reset-position-ids has no effect without --arch gpt2
 0|train --keep 2 --accept-data-change|--keep has no effect without --save|--accept-data-change has no effect without --resume
 0|train --resume whole|nothing to train|!warning
+0|train_gpt --config gone.txt --load whole --sample-only --sample-length 2|!error
+0|train_gpt --config gone.txt --load whole --sample-only --plan|Memory plan
+1|train_gpt --config gone.txt --load whole|--data gone_train.bin: no such file
+1|train_gpt --config gone.txt --load whole --eval-only|--valid-data gone_val.bin: no such file
+0|train_gpt --config gone.txt --load whole --eval-only --valid-data d/x_val.bin --eval-choices=|eval after
+1|train_gpt --load whole --sample-only --data gone_train.bin|--data gone_train.bin: no such file
 1|tiny --plan --data 'missing_*.bin'|--data missing_*.bin: no such file
 1|tiny --plan --data cut.bin|--data cut.bin: the header says
 1|tiny --plan --data alone.bin --vocab-size 100|--data alone.bin: token |outside the vocabulary of 100

@@ -129,10 +129,11 @@ static void open_mixture(Run *run, Mixture *m, const char *option, const char *t
     warn_of_templates(run, option, m);
 }
 
-// In a run that does not train, --data may come from the checkpoint, and then only serves to find
-// the tokenizer beside the shards: the shards themselves are not opened.
+// In a run that does not train, --data only serves to find the tokenizer beside the shards. The
+// shards of a checkpoint's run or of its config.txt may be gone; those of the command line are
+// opened, so that a mistyped path is refused.
 static bool reads_train_data(const Options *o) {
-    return options_train(o) || option_source(o, "data") >= SOURCE_FILE;
+    return options_train(o) || option_source(o, "data") == SOURCE_COMMAND;
 }
 
 void run_open_train_data(Run *run) {
@@ -305,7 +306,7 @@ static void check_answers(const Run *run, const ChoiceSet *set) {
 
 static void open_choices(Run *run) {
     const Options *o = &run->options;
-    if (o->eval_choices[0] == '\0') { return; }
+    if (o->eval_choices[0] == '\0' || o->sample_only) { return; }
     if (!choice_sets_open(&run->choices, o->eval_choices, run->config.vocab)) {
         die_of_data(o, "eval-choices");
     }
@@ -317,7 +318,7 @@ void run_open_data(Run *run) {
     Mixture *valid = &run->valid_data;
     run_open_train_data(run);
     if (run->train_data.count > 0) { announce_train_data(run); }
-    if (o->valid_data[0] != '\0') {
+    if (o->valid_data[0] != '\0' && !o->sample_only) {
         open_mixture(run, valid, "valid-data", o->valid_data);
         const char *both = mixture_shares(&run->train_data, valid);
         if (both != NULL && run->group.rank == 0) {
@@ -349,7 +350,8 @@ void run_open_data(Run *run) {
 void run_plan_data(Run *run) {
     enum { LENGTH = 64, WINDOWS = 64 };
     const Options *o = &run->options;
-    const char *patterns[] = {reads_train_data(o) ? o->data : "", o->valid_data};
+    const char *patterns[] = {reads_train_data(o) ? o->data : "",
+                              o->sample_only ? "" : o->valid_data};
     Mixture *sets[] = {&run->train_data, &run->valid_data};
     int inputs[WINDOWS * LENGTH], targets[WINDOWS * LENGTH];
     for (int i = 0; i < 2; i++) {
