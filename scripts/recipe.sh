@@ -273,8 +273,9 @@ build_command() {
             if has "$name" "$@"; then variant+=("--$name" "$(value_of "$name" "$@")"); fi
         done
         if has no-fp8-lm-head "$@"; then variant+=(--no-fp8-lm-head); fi
-        command=("$scripts/compare" --out "$out" --trainer "$trainer" --seeds "${SEEDS:-1234}"
-            --variant "bf16: ${bf16[*]}" --variant "fp8: ${variant[*]}" -- "${options[@]}" "$@")
+        command=("$scripts/compare" --out "$out" --trainer "'${trainer//\'/\'\\\'\'}'"
+            --seeds "${SEEDS:-1234}" --variant "bf16: ${bf16[*]}" --variant "fp8: ${variant[*]}"
+            -- "${options[@]}" "$@")
         return
     fi
     command=("$trainer" "${options[@]}" --save "$out" "$@")

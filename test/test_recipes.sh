@@ -37,6 +37,16 @@ test_several_at_once_prepare_once() {
     is "$(cd once && echo *)" 'corpus.txt tokenizer.bin train_00000.bin val_00000.bin'
 }
 
+# compare splits the words of --trainer as a shell does.
+test_a_folder_may_have_any_name() {
+    local tree="$PWD/it's a \$tree" words split='import shlex, sys; print(*shlex.split(sys.argv[1]), sep="|")'
+    mkdir "$tree" && cp -r "$root/scripts" "$tree"
+    GPUS=1 PRECISION=both DRY=1 expect_status 0 "$tree/scripts/run_llama_1b.sh" || return
+    eval "words=($(<log))"
+    is "${words[3]}" --trainer
+    is "$(python3 -c "$split" "${words[4]}")" "$tree/train_gptcu"
+}
+
 test_other_shells_run_recipes() {
     local name
     for name in "${recipes[@]}"; do
