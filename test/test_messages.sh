@@ -182,6 +182,7 @@ test_messages_are_one_printable_line() {
 1|train --tokenizer "$odd"|--tokenizer o\nd\x1b[2Jd: 
 1|train --config arch|arch, line 1: --arch x\x1b[2J: must be
 1|tiny --config data|--data o\nd\x1b[2Jd_*.bin: no such file
+0|train_gpt --version --config no.txt|llm8.c|!no.txt
 1|tiny "--$odd" 1|unknown option --o\nd\x1b[2Jd
 1|train --load type|o\nd\x1b[2Jd
 1|train --load vocabulary|vocab_size
@@ -238,6 +239,7 @@ ROWS
 0|from --load odd/latest --seq-length 64 --plan|!warning:
 0|from --load odd/latest --seq-length 128 --plan|warning: --seq-length 128: the weights of the checkpoint odd/step_00000003 were trained with at most 64
 0|from --load odd/latest --seq-length 128 --plan --max-position-embeddings 256|warning: --seq-length 128: the weights |--seq-length 128
+0|from --resume odd/step_00000003 --seq-length 128 --plan|!were trained with
 0|from --load odd/latest --rope-theta 1000 --plan|--rope-theta 1000 
 0|from --load capped/latest --logit-softcap 0 --plan|warning: --logit-softcap 0: the weights
 0|from --load odd/latest --model gpt2-tiny --plan|warning: --model gpt2-tiny: |--arch llama
