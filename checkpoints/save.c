@@ -411,6 +411,19 @@ static bool check_owner(const Options *o, const Checkpoint *start) {
                 taken ? " there another name first, and " : "", name);
 }
 
+// Refuses a folder inside a checkpoint, which is deleted as a whole when newer ones are saved.
+static bool check_outside_checkpoints(const char *save) {
+    char path[PATH_LENGTH];
+    for (const char *slash = save; (slash = strchr(slash + 1, '/')) != NULL;) {
+        path_format(path, "%.*s/meta.json", (int)(slash - save), save);
+        if (path_exists(path)) {
+            return fail("%s: lies in the checkpoint %.*s; give another", save, (int)(slash - save),
+                        save);
+        }
+    }
+    return true;
+}
+
 bool checkpoint_claim(const Options *o, const Checkpoint *start) {
     // room for /.tmp-step_9007199254740992/optimizer-4095-of-4096.safetensors
     enum { LONGEST = PATH_LENGTH - 64 };
@@ -425,8 +438,8 @@ bool checkpoint_claim(const Options *o, const Checkpoint *start) {
                     "another",
                     o->save);
     }
-    if (!folder_make(o->save) || !checkpoint_lock(o) || !check_owner(o, start) ||
-        (names = folder_list(o->save)) == NULL) {
+    if (!check_outside_checkpoints(o->save) || !folder_make(o->save) || !checkpoint_lock(o) ||
+        !check_owner(o, start) || (names = folder_list(o->save)) == NULL) {
         return false;
     }
     for (const char *name = names; *name != '\0'; name += strlen(name) + 1) {

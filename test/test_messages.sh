@@ -126,6 +126,7 @@ test_refusals() {
 1|train --save text|--save text: the folder could not be made: a file of that name is in the way
 1|train --save unmounted/x|--save unmounted: the folder could not be made: a link that leads nowhere is in the way
 1|train --save odd/latest|--save odd/latest: a model's folder, which --load would refuse with checkpoints in it; give another
+1|train --save odd/latest/new/run|--save odd/latest/new/run: lies in the checkpoint odd/latest; give another
 1|train --save odd/latest --resume latest|--save odd/latest: a model's folder, 
 1|from --load gpt2|--load gpt2: no such folder; scripts/convert_hf import makes one from a model of the Hub
 1|from --load odd/latest/model.safetensors|--load odd/latest/model.safetensors: a file; give the folder that it is in
