@@ -891,6 +891,7 @@ static void print_plan(Trainer *t) {
     }
     NumberSupport support = support_of(0);
     or_die(trainer_plan(t, support, (int64_t)memory));
+    run_plan_data(&t->run);
     options_print(&t->run.options, true, stdout);
     precision_print(&t->run.precision);
     options_note_idle(&t->run.options, true);

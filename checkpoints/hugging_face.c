@@ -436,7 +436,8 @@ static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"
 #define POSITIONS "max_position_embeddings"
 
 // Returns how many tokens attention sees in those layers of a model that have sliding-window
-// attention by transformers' rules and default. INFINITY: no layer has it.
+// attention; transformers' rules say which have it. If config.json lacks the number, it is 4096, as
+// in transformers. INFINITY: no layer has such attention.
 static double window_of(const cJSON *json, int family) {
     const cJSON *layers = cJSON_GetObjectItemCaseSensitive(json, keys[LAYERS].key), *layer;
     const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, keys[WINDOW].key);
@@ -719,8 +720,10 @@ static bool read_window(const cJSON *json, const cJSON *layers, int family, int 
     }
     double window = window_of(json, family);
     if (window < given) {
-        return fail("sliding_window %g %s; with --seq-length %g or less it changes nothing", window,
-                    lacks, fmax(1, window));
+        return window < 1 ? fail("sliding_window %g %s", window, lacks)
+                          : fail("sliding_window %g %s; with --seq-length %g or less it changes "
+                                 "nothing",
+                                 window, lacks, window);
     }
     if (window < o->max_position_embeddings) { o->max_position_embeddings = (int)window; }
     return true;

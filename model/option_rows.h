@@ -5,7 +5,7 @@
 //   TYPE("name", field, "default", bounds or choices or placeholder, "help")
 // A CHOICE also has the name of its enum before the default; N(CONSTANT, "text") is one choice.
 // After the help text a row names its OptionEffect, unless that is EFFECT_RESULTS. The last
-// argument is NEEDS("another") if the option has no effect while that other option is at its
+// arguments may be NEEDS("another") if the option has no effect while that other option is at its
 // default, or NEEDS("another value") if it needs that value; "|" separates options of which one is
 // enough. Or it is REPLACES("another") if the option, where it is given, switches off that other
 // option of a weaker source (OptionSource). Two options that replace each other are refused from
@@ -309,7 +309,7 @@ FLAG("completion", completion, "false",
     "--completion)", ACTION)
 TEXT("metrics", metrics, "", "FILE",
     "where the metrics go instead of --save's metrics.jsonl; needs no --save", NOTHING)
-FLAG("plan", plan, "false", "print the memory plan and exit", TASK)
+FLAG("plan", plan, "false", "open the data, if given, print the memory plan, and exit", TASK)
 FLAG("list-tensors", list_tensors, "false",
     "print the model's tensors, as model.safetensors has them, and exit", TASK)
 TEXT("export", export_to, "", "DIR",

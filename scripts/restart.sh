@@ -8,9 +8,9 @@
 # It goes on after a crash, a lost rank or a kill, and gives up when N runs in a row (3) have failed
 # with no new checkpoint between them; a run that finds DIR in use by another one (6) is started
 # again and does not count. It does not start again what is done (0), was asked to end (75), or has
-# skipped too many steps (3). SIGTERM, SIGINT, SIGUSR1, SIGUSR2 and SIGHUP are passed
-# on. Its exit status is the last run's. On several machines each rank, or each --gpus, has a loop of
-# its own: when one rank fails all end, and all connect again, within --distributed-timeout.
+# skipped too many steps (3). SIGTERM, SIGINT, SIGUSR1, SIGUSR2 and SIGHUP are passed on. Its exit
+# status is the last run's. On several machines each rank, or each --gpus, has a loop of its own: when
+# one rank fails all end, and all connect again, within --distributed-timeout.
 set -u
 # as `sh FILE` runs it: another shell, or bash in its POSIX mode, whose `wait` forgets a status
 if [ -n "${BASH_VERSION:-}" ]; then set +o posix; else exec bash "$0" "$@"; fi

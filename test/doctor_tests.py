@@ -320,7 +320,7 @@ LOSSES = (
     (CALM[:30] + [9.0] * 50, (), "WRONG", "it rises"),
     # guessing pays 10.8
     ([30.0] * 20, (), "WRONG", "no better than guessing, 10.8249"),
-    ([10.8] * 60, (), "WRONG", "no better than guessing"), # random tokens
+    ([10.8] * 60, (), "WRONG", "hardly better than guessing"), # random tokens
     ([10.5] * 60, (), "ok", "the lowest so far"),
     ([12.0] * 20, (), "ok", "too few to judge"),
     ([9.0] * 20, (), "ok", "too few to judge: 20 of 50"),

@@ -271,7 +271,8 @@ def test_tied_weights_may_have_the_heads_name():
 
 
 def test_a_sliding_window_that_is_not_exceeded_stays():
-    """In checkpoints and exports, also after a resume; longer sequences are refused."""
+    """In checkpoints and exports, also after a resume. Longer sequences are refused; a run from a
+    checkpoint may have them, and then the model has no window."""
     says(imported(model_folder("m", model_type="mistral", sliding_window=32), "slides").err,
          "warning: config.json: sliding_window 32: attention has no window here, so --seq-length")
     unfit("slides", "slides/config.json: sliding_window 32 is not supported: what is missing is",

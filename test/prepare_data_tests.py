@@ -776,6 +776,7 @@ def test_bad_sources_are_refused():
     bad(write("picture.png", "x"), "no kind that can be read", ".jsonl.zst", "the ending .txt")
     for name in ("a.zip", "a.tar.gz", "a.jsonl.XZ", "a.txt.gz"):
         bad(write(name, "x"), "no kind that can be read", "; unpack it")
+    bad("folder/set.txt", "folder/set.txt: no such file")
     bad("owner/set", "owner/set: no such file, folder or known set; download a set of the Hub")
     bad("nothing*.txt", "no such file")
     for kind in (".txt", ".jsonl", ".parquet"):
@@ -790,7 +791,7 @@ def test_bad_sources_are_refused():
                 "; a .json is read as a whole")
     write("plain.txt", "a")
     refused(call(prepare_data, "--output", "bad", *BYTE, "plain.txt", "--text-field", "body"),
-            "--text-field: of rows; the sources hold none")
+            "--text-field body: the sources are texts, which have no fields")
     prepared("body", "field.jsonl", "--text-field", "body", "--valid-fraction", 0)
     assert byte_documents("body", "train") == [b"a"]
 

@@ -38,6 +38,7 @@ prepare() {
 tiny() { train_gpt "${tiny[@]}" "$@"; }
 train() { tiny --data d/x_train.bin "$@"; }
 from() { train_gpt --data d/x_train.bin --micro-batch-size 2 --bf16 "$@"; } # the shape is the checkpoint's
+gpus() { $(trainers | tail -n 1) "$@"; } # the GPU trainer with two ranks, where it is built
 tokenize() { "$root/tokenize" "$@"; }
 files() { find s odd bad broken whole d -type f ! -name .lock -exec cksum {} + | sort; }
 
@@ -87,11 +88,13 @@ test_refusals() {
 0|train --resume whole|nothing to train|!warning
 0|train_gpt --config gone.txt --load whole --sample-only --sample-length 2|!error
 0|train_gpt --config gone.txt --load whole --sample-only --plan|Memory plan
+0|train_gpt --config gone.txt --load whole --sample-only --sample-length 2 --data=|!error
 1|train_gpt --config gone.txt --load whole|--data gone_train.bin: no such file
 1|train_gpt --config gone.txt --load whole --eval-only|--valid-data gone_val.bin: no such file
 0|train_gpt --config gone.txt --load whole --eval-only --valid-data d/x_val.bin --eval-choices=|eval after
 1|train_gpt --load whole --sample-only --data gone_train.bin|--data gone_train.bin: no such file
 1|tiny --plan --data 'missing_*.bin'|--data missing_*.bin: no such file
+1|gpus --model llama-tiny --plan --data '0.5 d/x_train.bin 0.5 missing.bin'|missing.bin: no such file
 1|tiny --plan --data cut.bin|--data cut.bin: the header says
 1|tiny --plan --data alone.bin --vocab-size 100|--data alone.bin: token |outside the vocabulary of 100
 1|train --plan --valid-data cut.bin|--valid-data cut.bin: the header

@@ -205,7 +205,6 @@ test_runs_are_drawn() {
     is_svg both.svg
 }
 
-# Standard streams that are closed are as /dev/null.
 # What a cluster's modules, a notebook and a user set for another Python than ours.
 test_the_surroundings_change_no_picture() {
     expect_status 0 plot c/bf16/seed-2 --out usual.svg || return
@@ -216,8 +215,10 @@ test_the_surroundings_change_no_picture() {
         expect_status 0 plot c/bf16/seed-2 --out other.svg || return
     cmp usual.svg other.svg || fail
     rm matplotlibrc
+    PYTHONPATH=$(echo "$root"/.venv/lib/python*/site-packages) expect_status 0 plot c/bf16/seed-2 --out other.svg
 }
 
+# Standard streams that are closed are as /dev/null.
 test_streams_may_be_closed() {
     local closed
     for closed in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do

@@ -133,7 +133,8 @@ static void open_mixture(Run *run, Mixture *m, const char *option, const char *t
 // shards of a checkpoint's run or of its config.txt may be gone; those of the command line are
 // opened, so that a mistyped path is refused.
 static bool reads_train_data(const Options *o) {
-    return options_train(o) || option_source(o, "data") == SOURCE_COMMAND;
+    bool typed = o->data[0] != '\0' && option_source(o, "data") == SOURCE_COMMAND;
+    return options_train(o) || typed;
 }
 
 void run_open_train_data(Run *run) {

@@ -200,8 +200,10 @@ def losses(run):
     guess = guessing(run)
     warm = steps[-1] > metrics.option_number(run.start, "lr-warmup-iters")
     if last > (FAR_ABOVE_GUESS if few else LEARNED if warm else GUESS_ALLOWED) * guess > 0:
-        return wrong("loss", f"{so_far}, no better than guessing, {guess:.4f}: it learns nothing",
-                     f"{steadier(run)}; is --data text, and whole (scripts/prepare_data --check)?")
+        no, nothing = ("no", "nothing") if last > guess else ("hardly", "little")
+        return wrong("loss", f"{so_far}, {no} better than guessing, {guess:.4f}: it learns "
+                     f"{nothing}", (steadier(run) if last > guess else "another --lr") +
+                     "; is --data text, and whole (scripts/prepare_data --check)?")
     if few:
         return well("loss", f"{so_far}, too few to judge: {len(values)} of {ENOUGH_STEPS}")
     # the noise of a step follows from the changes between neighbours, on which a trend has little
@@ -370,7 +372,7 @@ def changes(run, before, after):
         where += f", on {many(new, 'rank')} instead of {old}"
     if changed:
         return note("resume", f"{where}: {', '.join(text)}",
-                    f"if this was not meant: {again}, without them")
+                    f"if this was not meant, {again}, without them")
     return well("resume", f"{where}, with the same options and data")
 
 

@@ -201,7 +201,9 @@ def start(module):
             f"{'.'.join(map(str, OLDEST))} or newer is needed")
     if os.path.exists(python):  # its packages, and not those that a cluster's modules name
         others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        sys.path[1:] = [path for path in sys.path[1:] if path not in map(os.path.abspath, others)]
+        others = {path for path in map(os.path.abspath, others)
+                  if not path.startswith(os.path.join(sys.prefix, ""))}
+        sys.path[1:] = [path for path in sys.path[1:] if path not in others]
     os.environ["MPLBACKEND"] = "agg"  # a notebook names one that .venv lacks
     catch(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)
     sys.stdout.reconfigure(errors="replace") # so that a letter that the terminal lacks is no error

@@ -576,7 +576,8 @@ def check_files(o):
     paths = [source for source in o.sources if not is_known(source)]
     for path in paths:
         near = guess(path, downloads.KNOWN_SETS)
-        if not near and HUB_NAME.fullmatch(path):
+        is_name = HUB_NAME.fullmatch(path) and not sources.kind_of(path)
+        if not near and is_name and not os.path.isdir(os.path.dirname(path)):
             near = f"; download a set of the Hub first (.venv/bin/hf download {path} --repo-type " \
                 "dataset --local-dir DIR), and give its files"
         if near and not matching(path):
@@ -787,10 +788,11 @@ def main():
     try:
         units = [unit for paths, valid in ((files, False), (valid_files, True))
                  for unit in sources.units_of(paths, valid, o.text_field, o.skip_bad)]
+        if o.text_field and all(unit.kind == "text" for unit in units):
+            die(f"--text-field {o.text_field}: the sources are texts, which have no fields; leave "
+                "the option out")
         with named_by("--output"):
             os.makedirs(o.output, exist_ok=True)
-        if o.text_field and all(unit.kind == "text" for unit in units):
-            die("--text-field: of rows; the sources hold none, but texts")
         work = os.path.join(o.output, ".work")
         if not os.path.isdir(work) and is_made(o.output, settings, vocabulary):
             return  # takes no lock: the folder may be another user's
