@@ -134,9 +134,11 @@ def test_a_run_that_is_well():
     expect("r/bf16", 0, "BF16; FP8 is not requested", "0 wrong")
     brief = expect("r/bf16", 0, "0 wrong, 0 to note", words=("--brief",))
     assert "finished" not in brief
-    as_program = run("scripts/doctor", "r/fp8", env={"COLUMNS": "60"})
-    assert "0 wrong" in as_program.out
-    assert max(map(len, as_program.out.splitlines())) <= 60, as_program.out
+    for columns in 60, 40:
+        as_program = run("scripts/doctor", "r/fp8", env={"COLUMNS": str(columns)})
+        assert "0 wrong" in as_program.out
+        long = [line for line in as_program.out.splitlines() if len(line) > columns]
+        assert all(len(line.split()) == 1 for line in long), as_program.out # only words are longer
 
 
 def test_resumed_runs_are_one_run():
@@ -283,6 +285,7 @@ def test_ends_are_named():
            "from before that: start it anew, in another --save, changed as for the steps below")
     late = planted("late", lambda record: changed("end", status=3)(changed(
         "step", after=50, skipped=1, reason="nonfinite")(record)), "r/bf16")
+    os.mkdir(f"{late}/step_45") # no checkpoint has this name
     expect(late, 1, "-> the same command with --resume planted/late/late/step_00000040, changed as",
            "-> a lower --lr or a longer")
     # it diverged before the first NaN
@@ -336,6 +339,7 @@ def test_losses_are_judged():
     run.start["options"]["load"] = "/start"
     assert doctor.losses(run).remedy.startswith("a lower --lr"), doctor.losses(run)
     run = run_of([10.8] * 60)
+    assert doctor.losses(run).remedy.startswith("another --lr; "), doctor.losses(run)
     run.start["options"]["lr-warmup-iters"] = "100" # the rate is still small
     assert doctor.losses(run).level == "ok", doctor.losses(run)
     assert not list(doctor.start(run))
@@ -343,6 +347,11 @@ def test_losses_are_judged():
     found, = doctor.start(run)
     assert found.level == "note" and "it began at 10.8" in found.text, found
     assert not list(doctor.start(run_of(CALM)))
+    run = run_of([10.8] * 60, range(1, 6))
+    run.start["options"]["load"] = "/start"
+    assert not list(doctor.start(run)) # its first losses are missing
+    # step 4 is the last good one, and its loss is that of the weights after step 3
+    assert doctor.last_good(run_of([5.0, 4.0, 3.0, 3.4, 3.6, 9.0])) == 3
 
 
 def recorded():
@@ -361,6 +370,8 @@ def recorded():
             record["norm"] = row["norm"][1] if step == row["norm"][0] else 1.0
         run.evals = {step: {"valid_loss": loss} for step, loss in row["valid"]}
         found = [doctor.losses(run), *doctor.norms(run), *doctor.validation(run)]
+        # its folder, nowhere, has no checkpoint to take
+        assert not any(one.remedy.startswith("take") for one in found if one.remedy), found
         yield row["kind"], row["options"], {one.about for one in found if one.level != "ok"}
 
 
@@ -434,7 +445,9 @@ def test_resumes_that_change_the_run():
     assert text.count("at step 40") == 1, text
     expect(resumed("relearned", "--lr", "1e-3", "--lock-timeout", 5, "--sample-prompt", "A",
                    "--clip-grad", 2), 0,
-           "note resume at step 40: --lr 0.0006 became 0.001, --clip-grad 1 became 2 -> if",
+           "note resume at step 40: --lr 0.0006 became 0.001, --clip-grad 1 became 2 -> if this "
+           "was not meant, the same command with --resume planted/relearned/relearned/step_00000040"
+           ", without them",
            "of steps 41 to 60, which were done again", "that is expected: device, program, ranks "
            "or options changed")
 
@@ -456,6 +469,10 @@ def test_resumes_that_change_the_run():
     [row for row in rows if row["kind"] == "step" and row["step"] == 50][-1]["loss"] += 1e-6
     write(f"{folder}/metrics.jsonl", lines(rows))
     expect(folder, 1, "1 have another loss, first step 50", "--verify")
+    loose = options(deterministic="false")
+    expect(planted("loose", changed("run", loose), folder), 1, "first step 50", "--verify")
+    loose_gpu = planted("loose_gpu", lambda record: changed("run", loose)(on_gpu()(record)), folder)
+    assert "that is expected with --no-deterministic" in said(loose_gpu)[1], said(loose_gpu)
 
 
 def test_every_repeat_is_compared():

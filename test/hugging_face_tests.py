@@ -142,6 +142,14 @@ def test_ends_of_an_answer_go_along():
         for folder in (f"ends_{place}", f"ends_{place}_run_{place}/latest"):
             path = f"{folder}/generation_config.json"
             assert (json.loads(read(path)) if os.path.exists(path) else {}) == (own or known), path
+    for at, (ids, said) in enumerate((
+            (7, "warning: eos_token_id 7: lacks 256, <|endoftext|>, which is the "),
+            ([7, 256], ""))):
+        model_folder("ends", eos_token_id=ids)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            write(f"ends/{name}", read(f"llama_run/latest/{name}"))
+        warned = imported("ends", f"ends_named_{at}").err
+        assert said in warned if said else not warned, warned
 
 
 def test_matrices_of_zeros_are_warned_of():
@@ -592,6 +600,7 @@ def test_damaged_files_are_not_exported():
         for folder in ("beside_out", f"beside_{name}/latest"):
             assert not os.path.exists(f"{folder}/{name}"), folder
             assert read(f"{folder}/tokenizer.json") == read("llama_run/latest/tokenizer.json")
+    says(export(model_folder("beside"), "bare_out").err, "warning: beside has no tokenizer.json")
 
 
 def test_what_was_exported_comes_back():

@@ -42,6 +42,13 @@ TEST(messages_are_one_printable_line) {
         {"\xff\xc3", "\\xff\\xc3"},
         {"\xc0\x8a\xed\xa0\x80\x9b", "\\xc0\\x8a\\xed\\xa0\\x80\\x9b"}, // too long; a surrogate
         {"\xf5\x80\x80\x80", "\\xf5\\x80\\x80\\x80"},
+        {"\xf9\x80\x80\x80", "\\xf9\\x80\\x80\\x80"},
+        // the least and the last characters of their lengths, beside surrogates, and before them
+        {"\xe0\xa0\x80\xee\x80\x80\xf0\x90\x80\x80\xf4\x8f\xbf\xbf",
+         "\xe0\xa0\x80\xee\x80\x80\xf0\x90\x80\x80\xf4\x8f\xbf\xbf"},
+        {"\xf0\x8f\xbf\xbf", "\\xf0\\x8f\\xbf\\xbf"},
+        {"\xc2\x9f\xe2\x80\x8b", "\\xc2\\x9f\\xe2\\x80\\x8b"},
+        {"\xe2\x81\xaf", "\\xe2\\x81\\xaf"},
     };
     char out[64];
     EACH (row, rows) {
@@ -51,6 +58,16 @@ TEST(messages_are_one_printable_line) {
     }
     CHECK_TEXT(printable(out, 6, "abcd\n"), "abcd"); // an escape is whole
     CHECK_TEXT(printable(out, 5, "abc\xc3\xa9"), "abc");
+}
+
+TEST(utf8_ends_with_its_text) {
+    const unsigned char text[] = "\xf0\x9f\x98\x80\xc1\xbf";
+    uint32_t code = 0;
+    for (int n = 1; n <= 4; n++) {
+        CHECK_EQUAL(utf8_decode(text, text + n, &code), n == 4 ? 4 : 0);
+    }
+    CHECK_EQUAL(code, 0x1f600);
+    CHECK_EQUAL(utf8_decode(text + 4, text + 6, &code), 0); // too long, for the last of one byte
 }
 
 TEST(what_is_no_file_is_refused) {

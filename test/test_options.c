@@ -535,6 +535,7 @@ TEST(what_is_wrong_is_named) {
         {"--no-shuffle=true", "only a flag can be negated"},
         {"--config a --config nowhere", "--config nowhere: No such file or directory"},
         {"--config .", "--config .: Is a directory"},
+        {"--no-deterministic --check-interval 5", "--check-interval 5: must be 0 with --no-det"},
         {"--num-attention-heads 7", "--num-attention-heads 7: must divide --hidden-size 768"},
         {"--arch llama --num-attention-heads 7", "--hidden-size 768, or give --kv-channels"},
         {"--arch llama --num-attention-heads 7 --kv-channels 13",

@@ -390,6 +390,11 @@ TEST(sequences_fit_into_sliding_windows) {
          64},
         {"mistral", "\"sliding_window\":null", 0},
         {"qwen2", "\"sliding_window\":64,\"use_sliding_window\":false", 0},
+        {"qwen2", "\"sliding_window\":64,\"use_sliding_window\":true,\"max_window_layers\":2", 0},
+        {"qwen2",
+         "\"sliding_window\":64,\"use_sliding_window\":true,\"max_window_layers\":\"drop\","
+         "\"num_hidden_layers\":28",
+         0},
     };
     EACH (row, rows) {
         Options o;
@@ -407,6 +412,9 @@ TEST(sequences_fit_into_sliding_windows) {
         CHECK_EQUAL(o.max_position_embeddings, row->window > 0 ? row->window : 256);
         CHECK_EQUAL(o.seq_length, o.max_position_embeddings);
     }
+    Options o; // the window that a Mistral lacks is 4096, a Llama has none
+    const char *lacks = "\"sliding_window\":\"drop\",\"max_position_embeddings\":8192";
+    CHECK(reads_for(8192, "llama", lacks, &o));
 }
 
 // Where two keys contradict each other, the one that transformers takes.

@@ -507,7 +507,9 @@ def test_samples_begin_as_texts_do():
             ("begin_2", begin, begin, ("--before", "none", "--after", BEGIN)),
             ("begin_3", end, end, ("--before", "none"))):
         if folder != "begin_c":
-            prepared(folder, "begin_text", "--tokenizer", "begin/tokenizer.json", *words)
+            said = prepared(folder, "begin_text", "--tokenizer", "begin/tokenizer.json", *words).out
+            advice = f"--before '{BEGIN}' --after '{END}' trains on that"
+            assert (advice in said) == (folder != "begin_1"), said
         data = ("--vocab-size", vocabulary.size, "--data", f"{folder}/*train*.bin")
         sample = run("train_gpt", *TINY, *data, "--sample-prompt", text).out
 

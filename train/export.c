@@ -58,12 +58,18 @@ static void read_tensor(Run *run, TensorEntry *t) {
 static bool write_others(const Run *run, const char *folder, Dtype dtype) {
     char path[PATH_LENGTH];
     size_t bytes;
+    bool tokenizer = false;
     for (int i = 0; i < COMPANIONS; i++) {
         path_format(path, "%s/%s", run->start.path, companion_names[i]);
         Companion c = run_read_companion(path);
         FREED char *data = c.bytes;
         path_format(path, "%s/%s", folder, companion_names[i]);
         if (data != NULL && !file_replace(path, data, c.size)) { return false; }
+        tokenizer |= data != NULL && strcmp(companion_names[i], "tokenizer.json") == 0;
+    }
+    if (!tokenizer) {
+        warn("%s has no tokenizer.json, so %s has none; copy the tokenizer's files there",
+             run->start.path, folder);
     }
     FREED char *text = file_read(path_format(path, "%s/config.json", run->start.path), &bytes);
     if (text == NULL) { return false; }

@@ -241,7 +241,8 @@ static void check_fingerprint(Fingerprinted *first, const char *option, const To
     if (first->fingerprint == 0) { *first = (Fingerprinted){file->tokenizer, file->path}; }
     if (file->tokenizer != 0 && file->tokenizer != first->fingerprint) {
         die("--%s %s: made with another tokenizer than %s; give data, validation data, choices and "
-            "--tokenizer of one tokenizer",
+            "--tokenizer of one tokenizer (if its tokenizer_config.json was changed, import the "
+            "model again)",
             option, file->path, first->path);
     }
 }

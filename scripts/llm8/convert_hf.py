@@ -22,7 +22,7 @@ import safetensors
 
 from . import downloads
 from .command_line import Parser
-from .environment import built, die, lfs_pointer, named_by, why, write_durably
+from .environment import built, die, lfs_pointer, named_by, warn, why, write_durably
 from .vocabulary import (
     GENERATION_CONFIG,
     MODEL_FILES,
@@ -174,6 +174,17 @@ def write_weights(path, tensors):
         os.chmod(path, 0o666 & ~mask)  # the package makes the file readable for its owner alone
 
 
+def warn_of_end(said, vocabulary):
+    """Warns if transformers would not stop at the end of text of the tokenizer."""
+    ids = [said.get(name, {}).get("eos_token_id") for name in (GENERATION_CONFIG, "config.json")]
+    ids = {token for row in ids for token in (row if type(row) is list else [row])} - {None}
+    name = vocabulary.named_specials().get("eos_token")
+    if name and vocabulary.end_of_text not in ids:
+        warn(f"eos_token_id {', '.join(map(str, sorted(ids))) or '(none)'}: lacks "
+             f"{vocabulary.end_of_text}, {name}, which is the tokenizer's eos_token: transformers "
+             f"will not stop there; add it to eos_token_id in {GENERATION_CONFIG}")
+
+
 def import_model(folder, output):
     """Writes the start; returns its architecture, its tensors and whether it has a tokenizer."""
     refuse_others(folder, output)
@@ -188,6 +199,8 @@ def import_model(folder, output):
     if vocabulary and vocabulary.size > rows:
         die(f"{tokenizer}: has {vocabulary.size:,} tokens, the model {rows:,}; give the model's "
             "own, or enlarge the model by transformers' resize_token_embeddings")
+    if vocabulary:
+        warn_of_end(said, vocabulary)
     with named_by("--output"):
         os.makedirs(output, exist_ok=True)
     write_weights(os.path.join(output, "model.safetensors"), tensors)

@@ -746,6 +746,11 @@ def report(output, manifest, vocabulary):
         turn = settings["before"] == [vocabulary.document_end] != [vocabulary.end_of_text]
         print(f"each text {' and '.join(around)}" + turn *
               f"; {vocabulary.end_of_text_name} (eos_token) ends a turn of the chat template")
+    first, last = vocabulary.begin_of_text, vocabulary.document_end
+    if manifest["window"] == 1 and first not in (last, *settings["before"]):
+        first, last = map(vocabulary.tokenizer.id_to_token, (first, last))
+        print(f"note: the tokenizer writes {first} before a text; before a prompt transformers and "
+              f"vLLM do, too. --before '{first}' --after '{last}' trains on that")
     if counts["val"] < FEW_TOKENS and (settings["valid_fraction"] or settings["valid_sources"]):
         left = f"{counts['val']:,} tokens are few" if counts["val"] else "no tokens are left"
         print(f"note: {left} for a validation loss; a larger --valid-fraction takes more, --valid "
