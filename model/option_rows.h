@@ -258,8 +258,8 @@ TEXT("resume", resume, "", "latest|PATH",
     "continue from a checkpoint, which gives the options that are not given here; latest: the "
     "newest one under --save, if any", ACTION)
 FLAG("list-checkpoints", list_checkpoints, "false",
-    "list the checkpoints under --save, whole or damaged, and exit, with status 1 if one is damaged",
-    TASK)
+    "list the checkpoints under --save, whole or damaged, and exit, with status 1 if one is "
+    "damaged", TASK)
 
 #undef GROUP
 #define GROUP "GPU"

@@ -31,7 +31,7 @@ FIRST_STEPS = 5      # losses may jump in these
 RISE_ALLOWED = 0.10  # rise of the loss above its lowest value, as a share of that value
 # standard errors: even by chance, the lowest of 20 means is far below the last one
 NOISE_ALLOWED = 5
-USUAL_RISE = 0.5     # nats above the lowest loss so far
+USUAL_RISE = 0.5     # nats above the lowest loss so far, as is_usual() in train/save_folder.h
 SPIKE = 1.5          # a spike is above the lowest loss so far times this,
 SPIKE_NOISES = 12    # and by so many usual changes between steps (test/doctor_tests.py)
 # times the loss of guessing: above this, nothing was learned
